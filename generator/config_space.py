@@ -1,0 +1,49 @@
+"""Which kernels exist: every valid TileConfig of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+from .tile_config import CUDA_OUTPUT, CUTLASS_ELEMENT, TileConfig
+
+SM90_TILES = [
+    # (tile_m, tile_n, cluster_m, cluster_n)
+    (64, 64, 1, 1),  # decode: little weight per CTA, so that few tiles still fill the chip
+    (64, 128, 1, 1),
+    (128, 64, 1, 1),
+    (128, 128, 1, 1),
+    (128, 128, 2, 1),
+    (128, 128, 1, 2),
+    (128, 192, 1, 1),
+    (128, 192, 2, 1),
+    (128, 192, 1, 2),
+]
+SM90_SCALES = [
+    # (promotion_k, sfb_rows)
+    (128, 128),  # weights in tile form: one multiply-add per element
+    (128, 1),  # both operands folded along K alone
+    (32, 1),  # exact
+]
+
+
+def with_most_stages(config: TileConfig) -> TileConfig:
+    """The config with as many stages as shared memory holds."""
+    while (more := replace(config, stages=config.stages + 1)).check() is None:
+        config = more
+    return config
+
+
+def _sm90_configs() -> Iterator[TileConfig]:
+    for tile, scales, a, b, out in product(SM90_TILES, SM90_SCALES, CUTLASS_ELEMENT, CUTLASS_ELEMENT, CUDA_OUTPUT):
+        config = TileConfig("90a", *tile, 2, *scales, a, b, out)
+        if config.check() is None:
+            yield with_most_stages(config)
+
+
+@cache
+def sm90_configs() -> tuple[TileConfig, ...]:
+    """Every grouped GEMM kernel for Hopper."""
+    return tuple(_sm90_configs())

@@ -1,0 +1,137 @@
+"""TileConfig: everything that distinguishes one grouped GEMM kernel from another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+CUTLASS_ELEMENT = {"e4m3": "cutlass::float_e4m3_t", "e5m2": "cutlass::float_e5m2_t"}
+CUDA_OUTPUT = {"bf16": "__nv_bfloat16", "fp16": "__half", "fp32": "float"}
+
+MAX_GROUPS = 1024
+"""Groups that one launch can serve: each CTA keeps a table of them in shared memory."""
+
+GROUP_ENTRY_BYTES = 12
+SHARED_MEMORY_LIMIT = {"90a": 227 * 1024}
+"""Dynamic shared memory that one CTA may have, in bytes."""
+
+ACCUMULATOR_REGISTERS = 232
+"""Registers of a consumer thread: (65536 - 128 threads * 40 of the producers) / 256, down to a multiple of 8."""
+
+WORKING_REGISTERS = 36
+"""Registers that a consumer needs beside its accumulators: addresses, scales, loop state (measured: no config that check() lets pass spills)."""
+
+
+@dataclass(frozen=True, order=True)
+class TileConfig:
+    """One SM90 grouped GEMM kernel. Fields are facts; everything else is derived from them."""
+
+    target_sm: str
+    """Architecture, "90a"."""
+    tile_m: int
+    """Rows of A (tokens) of one CTA's tile: 64 for each consumer warp group."""
+    tile_n: int
+    """Rows of B (output features) of one CTA's tile."""
+    cluster_m: int
+    """CTAs of a cluster along M; they share weight tiles by multicast."""
+    cluster_n: int
+    """CTAs of a cluster along N; they share activation tiles by multicast."""
+    stages: int
+    """Shared-memory stages of 128 K each in flight."""
+    promotion_k: int
+    """K between promotions to FP32: 128 (folded operands) or 32 (any MXFP8 operands, exact)."""
+    sfb_rows: int
+    """Rows of B that share a scale: 1, or 128 (the tile form of fold(rows=128))."""
+    element_a: str
+    """"e4m3" or "e5m2"."""
+    element_b: str
+    """"e4m3" or "e5m2"."""
+    out: str
+    """Output type, "bf16", "fp16" or "fp32"."""
+
+    template: ClassVar[str] = "sm90_grouped_gemm.cu.j2"
+    tile_k: ClassVar[int] = 128
+
+    @property
+    def name(self) -> str:
+        """The kernel's name and entry point; derived, never parsed."""
+        tile = f"{self.tile_m}x{self.tile_n}x{self.tile_k}_{self.cluster_m}x{self.cluster_n}x1"
+        scales = f"p{self.promotion_k}_sfb{self.sfb_rows}"
+        return f"sm90_mxfp8_grouped_gemm_{tile}_{self.stages}stages_{scales}_{self.element_a}_{self.element_b}_{self.out}"
+
+    @property
+    def consumers(self) -> int:
+        """Warp groups that multiply."""
+        return self.tile_m // 64
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: one producer warp group and the consumers."""
+        return 128 * (1 + self.consumers)
+
+    @property
+    def cluster_size(self) -> int:
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage: FP8 tiles, FP32 scales, uniform scales, flags, two barriers."""
+        rows = self.tile_m + self.tile_n
+        return rows * self.tile_k + 4 * rows * (self.tile_k // self.promotion_k) + 16 + 4 + 16
+
+    @property
+    def table_offset(self) -> int:
+        """Size of the kernel's struct of shared memory, a multiple of its alignment; the table of groups lies behind it."""
+        return -(-self.stages * self.stage_bytes // 1024) * 1024
+
+    @property
+    def shared_memory(self) -> int:
+        """Dynamic shared memory of a CTA in bytes, the table of MAX_GROUPS groups included."""
+        return self.table_offset + GROUP_ENTRY_BYTES * (MAX_GROUPS + 1)
+
+    @property
+    def accumulator_registers(self) -> int:
+        """Partial and promoted sums of a consumer thread: 64 x tile_n over 128 threads, twice."""
+        return self.tile_n
+
+    @property
+    def cutlass_a(self) -> str:
+        return CUTLASS_ELEMENT[self.element_a]
+
+    @property
+    def cutlass_b(self) -> str:
+        return CUTLASS_ELEMENT[self.element_b]
+
+    @property
+    def cuda_out(self) -> str:
+        return CUDA_OUTPUT[self.out]
+
+    def check(self) -> str | None:
+        """Why this config cannot be built, or None. The single statement of the constraints."""
+        if self.target_sm not in SHARED_MEMORY_LIMIT:
+            return f"target_sm={self.target_sm!r}: this template is for {', '.join(SHARED_MEMORY_LIMIT)}"
+        if self.element_a not in CUTLASS_ELEMENT or self.element_b not in CUTLASS_ELEMENT:
+            return f"element_a={self.element_a!r}, element_b={self.element_b!r}: MXFP8 elements are {', '.join(CUTLASS_ELEMENT)}"
+        if self.out not in CUDA_OUTPUT:
+            return f"out={self.out!r}: outputs are {', '.join(CUDA_OUTPUT)}"
+        if self.promotion_k not in (32, 128):
+            return f"promotion_k={self.promotion_k}: 32 (one scale block) or 128 (one run of folded blocks)"
+        if self.sfb_rows not in (1, 128):
+            return f"sfb_rows={self.sfb_rows}: 1, or 128 for the tile form"
+        if self.sfb_rows == 128 and self.promotion_k != 128:
+            return "sfb_rows=128 with promotion_k=32: the tile form is folded, so nothing is gained by promoting every 32"
+        if self.tile_m not in (64, 128):
+            return f"tile_m={self.tile_m}: wgmma takes 64 rows, and registers feed two consumer warp groups at most"
+        if self.tile_n % 64 or not 64 <= self.tile_n <= 256:
+            return f"tile_n={self.tile_n}: a multiple of 64 (columns that share a tile's scale) up to 256 (TMA box, wgmma)"
+        if self.accumulator_registers + WORKING_REGISTERS > ACCUMULATOR_REGISTERS:
+            return f"tile_n={self.tile_n}: {self.accumulator_registers} accumulators a thread leave under {WORKING_REGISTERS} registers"
+        if self.cluster_m < 1 or self.cluster_n < 1 or self.cluster_size > 2:
+            return f"cluster {self.cluster_m}x{self.cluster_n}: 132 SMs divide into clusters of 1 or 2 without idle ones"
+        if (self.tile_n // self.cluster_m) % 8 or (self.tile_m // self.cluster_n) % 8:
+            return "a multicast share must be a multiple of the 8 rows of a swizzle atom"
+        if self.stages < 2:
+            return f"stages={self.stages}: at least 2, or copies and products never overlap"
+        if self.shared_memory > (limit := SHARED_MEMORY_LIMIT[self.target_sm]):
+            return f"stages={self.stages}: {self.shared_memory} bytes of shared memory, the limit is {limit}"
+        return None

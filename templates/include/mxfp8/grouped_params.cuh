@@ -1,0 +1,39 @@
+// The one argument of a grouped GEMM kernel. mxfp8_cutlass/launch.py mirrors these structs byte for byte.
+#pragma once
+
+#include <cuda/std/cstdint>
+
+namespace mxfp8 {
+
+using cuda::std::int64_t;
+using cuda::std::uint32_t;
+using cuda::std::uint64_t;
+using cuda::std::uint8_t;
+
+// A CUtensorMap, opaque: the host encodes it, the copy engine reads it.
+struct alignas(64) TensorMap {
+  uint64_t opaque[16];
+};
+
+// One matrix product, or a stack of them that share shapes: operands row-major, contraction along the last axis.
+struct Problem {
+  TensorMap map_a;           // (batch, M, K), box (1, TileM / ClusterN, 128), 128-byte swizzle
+  TensorMap map_b;           // (batch, N, K), box (1, TileN / ClusterM, 128), 128-byte swizzle
+  const uint8_t* sfa;        // (batch, M, K / 32) E8M0
+  const uint8_t* sfb;        // (batch, N, K / 32) E8M0
+  const uint8_t* sfb_tiles;  // (batch, ceil(N / 128), ceil(K / 128)) E8M0, 255 = "no single scale: read the rows'"
+  void* out;                 // (batch, M, N)
+  const void* bias;          // (batch, N) in the output's type, or null
+  int m, n, k;
+};
+
+struct GroupedGemmParams {
+  Problem problem;          // all groups, where they share N and K
+  const Problem* problems;  // (groups,), a problem each; null: `problem` serves all
+  const void* offs;         // (groups,) end row of each group in A and out; null: every group has problem.m rows
+  int groups;
+  int offs_is_int64;
+  int accumulate;  // out += product
+};
+
+}  // namespace mxfp8

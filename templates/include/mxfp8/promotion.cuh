@@ -1,0 +1,97 @@
+// Promotion: the tensor cores' partial sums, scaled, are added to FP32 sums in registers.
+//
+// A warp group's wgmma accumulator lies in registers as (column of the pair, row or row + 8, group of 8 columns): element
+// 4 j + 2 r + c of a thread is row lane / 4 + 8 r of its warp's 16 rows, column 8 j + 2 (lane % 4) + c.
+#pragma once
+
+#include <cuda/std/cstdint>
+
+namespace mxfp8 {
+
+// Columns of a tile that share one weight scale in the tile form. Weight tiles are 128 wide, and a CTA's tile may start
+// in the middle of one.
+inline constexpr int kScaleColumns = 64;
+
+// 2^(byte - 127), exact over all of E8M0: byte 0 is the subnormal 2^-127, byte 255 a NaN.
+__device__ inline float e8m0_to_float(unsigned byte) {
+  return __uint_as_float(byte == 0 ? 0x00400000u : byte == 255 ? 0x7fc00000u : byte << 23);
+}
+
+// Splits a power of two from e8m0_to_float into 2^(x / 2) and 2^(x - x / 2); NaN gives NaNs.
+__device__ inline float2 split_power(float value) {
+  if (!(value == value)) return {value, value};
+  const int biased = static_cast<int>(__float_as_uint(value) >> 23);
+  const int x = biased - 127;  // the subnormal 2^-127 has a biased exponent of 0 as well
+  const int half = x >> 1;
+  return {__uint_as_float((half + 127) << 23), __uint_as_float((x - half + 127) << 23)};
+}
+
+// One weight scale per kScaleColumns columns: a single multiply-add per element.
+template <int TileN>
+struct UniformScales {
+  static constexpr int kBlocks = TileN / kScaleColumns;
+  float row0[kBlocks], row1[kBlocks];
+
+  // Returns false where a product of scales leaves FP32 (or is NaN) in any thread of the warp.
+  __device__ bool combine(float a0, float a1, const float* sfb) {
+    bool fits = true;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      row0[b] = a0 * sfb[b];
+      row1[b] = a1 * sfb[b];
+      fits = fits && fits_fp32(row0[b]) && fits_fp32(row1[b]);
+    }
+    return __all_sync(~0u, fits);
+  }
+
+  __device__ void promote(float* sum, const float* partial) const {
+#pragma unroll
+    for (int j = 0; j < TileN / 8; ++j) {
+      const int b = 8 * j / kScaleColumns;
+      sum[4 * j + 0] = fmaf(partial[4 * j + 0], row0[b], sum[4 * j + 0]);
+      sum[4 * j + 1] = fmaf(partial[4 * j + 1], row0[b], sum[4 * j + 1]);
+      sum[4 * j + 2] = fmaf(partial[4 * j + 2], row1[b], sum[4 * j + 2]);
+      sum[4 * j + 3] = fmaf(partial[4 * j + 3], row1[b], sum[4 * j + 3]);
+    }
+  }
+
+ private:
+  static __device__ bool fits_fp32(float scale) { return scale > 0.f && scale < __int_as_float(0x7f800000); }
+};
+
+// Column scales between these bytes are moderate: a partial sum is a multiple of 2^-32 (E5M2's least product) below 2^39
+// (128 of its largest), so that partial * sfb neither overflows nor loses bits, and the multiply-add rounds once.
+inline constexpr unsigned kModerateMin = 127 - 80, kModerateMax = 127 + 80;
+
+// One weight scale per column, all of them moderate. `sfb` points at the scale of this thread's first column.
+template <int TileN>
+__device__ inline void promote_columns(float* sum, const float* partial, float a0, float a1, const float* sfb) {
+#pragma unroll
+  for (int j = 0; j < TileN / 8; ++j) {
+    const float2 column = *reinterpret_cast<const float2*>(sfb + 8 * j);
+    sum[4 * j + 0] = fmaf(partial[4 * j + 0] * column.x, a0, sum[4 * j + 0]);
+    sum[4 * j + 1] = fmaf(partial[4 * j + 1] * column.y, a0, sum[4 * j + 1]);
+    sum[4 * j + 2] = fmaf(partial[4 * j + 2] * column.x, a1, sum[4 * j + 2]);
+    sum[4 * j + 3] = fmaf(partial[4 * j + 3] * column.y, a1, sum[4 * j + 3]);
+  }
+}
+
+// Any scales at all. Both are halved in the exponent, so that neither product of halves leaves FP32 and a result is lost
+// only if it does not fit FP32 itself. Rare, so small rather than fast.
+template <int TileN, int ColumnStep>
+__device__ inline void promote_extreme(float* sum, const float* partial, float a0, float a1, const float* sfb) {
+  const float2 half0 = split_power(a0), half1 = split_power(a1);
+#pragma unroll
+  for (int j = 0; j < TileN / 8; ++j) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const float2 column = split_power(ColumnStep == 1 ? sfb[8 * j + c] : sfb[8 * j / ColumnStep]);
+      float& first = sum[4 * j + c];
+      float& second = sum[4 * j + 2 + c];
+      first = fmaf(partial[4 * j + c] * (half0.x * column.x), half0.y * column.y, first);
+      second = fmaf(partial[4 * j + 2 + c] * (half1.x * column.x), half1.y * column.y, second);
+    }
+  }
+}
+
+}  // namespace mxfp8

@@ -1,0 +1,349 @@
+// MXFP8 grouped GEMM for Hopper: persistent, warp-specialised.
+//
+// One producer warp group: warp 0 has the copy engine (TMA) fill a ring of shared-memory stages with FP8 tiles, 128 of K
+// at a time; warps 1-3 bring the tiles' scales, as FP32 powers of two. One or two consumer warp groups of 64 rows each
+// run wgmma on a stage and promote: scale the partial sums and add them to FP32 sums in registers. With two of them, one
+// promotes while the other multiplies.
+//
+// PromotionK = 128 needs folded operands (one scale per 128 of K); 32 takes any MXFP8 operand and is exact, at less speed.
+// SfbRows = 128 expects the weights' tile form and falls back to row scales for the tiles that are marked as mixed.
+#pragma once
+
+#include "nvrtc_compat.cuh"
+
+#include <cute/tensor.hpp>
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90_desc.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cutlass/arch/barrier.h>
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "epilogue.cuh"
+#include "promotion.cuh"
+#include "tile_scheduler.cuh"
+
+namespace mxfp8 {
+
+// Position in the ring of stages; the phase bit flips with each turn.
+template <int Stages>
+struct RingPosition {
+  int stage = 0;
+  unsigned phase = 0;
+  __device__ void advance() {
+    if (++stage == Stages) stage = 0, phase ^= 1;
+  }
+};
+
+template <class ElementA, class ElementB, class ElementOut, int TileM, int TileN, int ClusterM, int ClusterN, int Stages,
+          int PromotionK, int SfbRows>
+struct Sm90GroupedGemm {
+  static constexpr int kTileK = 128;  // bytes of a 128-byte swizzle row, 4 wgmma steps, 4 scale blocks
+  static constexpr int kConsumers = TileM / 64;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kCluster = ClusterM * ClusterN;
+  static constexpr int kPromotions = kTileK / PromotionK;  // per stage
+  static constexpr int kLoaderThreads = 96;
+  static constexpr unsigned kFullArrivals = 1 + kLoaderThreads / 32;
+  static constexpr unsigned kEmptyArrivals = 4 * kConsumers * kCluster;
+  static constexpr unsigned kStageBytes = (TileM + TileN) * kTileK;
+
+  using Scheduler = TileScheduler<TileM, TileN, ClusterM, ClusterN>;
+  using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
+  using EmptyBarrier = cutlass::arch::ClusterBarrier;
+
+  using MmaAtom = decltype(cute::SM90::GMMA::ss_op_selector<
+                           ElementA, ElementB, float, cute::Shape<cute::_64, cute::Int<TileN>, cute::_32>>());
+  using Mma = decltype(cute::make_tiled_mma(MmaAtom{}, cute::Layout<cute::Shape<cute::Int<kConsumers>, cute::_1, cute::_1>>{}));
+  template <class Element, int Rows>
+  using SmemLayout = decltype(cute::tile_to_shape(cute::SM90::GMMA::Layout_K_SW128_Atom<Element>{},
+                                                  cute::Shape<cute::Int<Rows>, cute::Int<kTileK>, cute::Int<Stages>>{}));
+
+  // Per stage, one byte from each loader warp.
+  enum Flag : unsigned {
+    kMixed = 0x01010101,    // SfbRows = 128: this stage's weight scales are per column after all
+    kExtreme = 0x02020202,  // a column scale is not moderate (promotion.cuh)
+  };
+
+  struct Shared {
+    alignas(1024) ElementA a[Stages][TileM * kTileK];
+    alignas(1024) ElementB b[Stages][TileN * kTileK];
+    float sfa[Stages][kPromotions][TileM];
+    float sfb[Stages][kPromotions][TileN];
+    float sfb_uniform[Stages][4];
+    unsigned flags[Stages];
+    uint64_t full[Stages], empty[Stages];
+  };  // behind it: the scheduler's table, params.groups + 1 entries
+
+  static __device__ FullBarrier& full(Shared& shared, int stage) {
+    return reinterpret_cast<FullBarrier&>(shared.full[stage]);
+  }
+  static __device__ EmptyBarrier& empty(Shared& shared, int stage) {
+    return reinterpret_cast<EmptyBarrier&>(shared.empty[stage]);
+  }
+
+  static __device__ void run(const GroupedGemmParams& params) {
+    extern __shared__ __align__(1024) char shared_bytes[];
+    Shared& shared = *reinterpret_cast<Shared*>(shared_bytes);
+    auto* table = reinterpret_cast<typename Scheduler::Group*>(shared_bytes + sizeof(Shared));
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const int warp_group = warp / 4;
+
+    if (warp == 0) {
+      Scheduler::build_table(params, table);
+    } else if (warp == 1 && cute::elect_one_sync()) {
+      for (int s = 0; s < Stages; ++s) {
+        full(shared, s).init(kFullArrivals);
+        empty(shared, s).init(kEmptyArrivals);
+      }
+      cutlass::arch::fence_barrier_init();
+    }
+    __syncthreads();
+    if constexpr (kCluster > 1) cute::cluster_sync();  // a peer's barriers exist before anyone arrives there
+
+    const int rank = kCluster > 1 ? cute::block_rank_in_cluster() : 0;
+    Scheduler scheduler(params, table, rank % ClusterM, rank / ClusterM);
+    // 168 registers a thread at launch with 384 threads; the pool is 65536. With 256 threads each may have 255 anyway.
+    if (warp_group == 0) {
+      if constexpr (kConsumers == 2) cutlass::arch::warpgroup_reg_dealloc<56>();
+      if (warp == 0) {
+        if (cute::elect_one_sync()) prefetch_maps(params);
+        copy_tiles(params, shared, scheduler, rank);
+      } else {
+        load_scales(shared, scheduler);
+      }
+    } else {
+      if constexpr (kConsumers == 2) cutlass::arch::warpgroup_reg_alloc<224>();
+      multiply(params, shared, scheduler, warp_group - 1);
+    }
+    if constexpr (kCluster > 1) cute::cluster_sync();  // nobody leaves while a peer may still signal its barriers
+  }
+
+ private:
+  static __device__ void prefetch_maps(const GroupedGemmParams& params) {
+    if (params.problems) return;
+    cute::prefetch_tma_descriptor(as_descriptor(params.problem.map_a));
+    cute::prefetch_tma_descriptor(as_descriptor(params.problem.map_b));
+  }
+
+  static __device__ const cute::TmaDescriptor* as_descriptor(const TensorMap& map) {
+    return reinterpret_cast<const cute::TmaDescriptor*>(&map);
+  }
+
+  // Warp 0: FP8 tiles. In a cluster each CTA fetches its share of a tile that several need and multicasts it.
+  static __device__ void copy_tiles(const GroupedGemmParams& params, Shared& shared, Scheduler& scheduler, int rank) {
+    constexpr int kRowsA = TileM / ClusterN, kRowsB = TileN / ClusterM;
+    const int cta_m = rank % ClusterM, cta_n = rank / ClusterM;
+    const unsigned elected = cute::elect_one_sync();
+    RingPosition<Stages> ring;
+    Tile tile;
+    while (scheduler.next(tile)) {
+      if (elected) {
+        const Problem& problem = *tile.problem;
+        if (params.problems) {  // maps in global memory may have been another launch's a moment ago
+          cute::tma_descriptor_fence_acquire(as_descriptor(problem.map_a));
+          cute::tma_descriptor_fence_acquire(as_descriptor(problem.map_b));
+        }
+        for (int k0 = 0; k0 < problem.k; k0 += kTileK) {
+          empty(shared, ring.stage).wait(ring.phase ^ 1);
+          full(shared, ring.stage).arrive_and_expect_tx(kStageBytes);
+          // CTAs (0..ClusterM-1, cta_n) share B; CTAs (cta_m, 0..ClusterN-1) share A; rank = m + ClusterM * n.
+          copy_box<ClusterN>(problem.map_a, &shared.full[ring.stage], &shared.a[ring.stage][cta_n * kRowsA * kTileK], k0,
+                             tile.m0 + cta_n * kRowsA, tile.batch_a, every_nth_rank(ClusterN, ClusterM) << cta_m);
+          copy_box<ClusterM>(problem.map_b, &shared.full[ring.stage], &shared.b[ring.stage][cta_m * kRowsB * kTileK], k0,
+                             tile.n0 + cta_m * kRowsB, tile.batch_b, every_nth_rank(ClusterM, 1) << (cta_n * ClusterM));
+          ring.advance();
+        }
+      }
+      __syncwarp();
+      // Only the elected thread moved on; it is always the same one, so the others' positions do not matter.
+    }
+  }
+
+  static constexpr unsigned every_nth_rank(int count, int stride) {
+    unsigned mask = 0;
+    for (int i = 0; i < count; ++i) mask |= 1u << (i * stride);
+    return mask;
+  }
+
+  template <int Sharers>
+  static __device__ void copy_box(const TensorMap& map, uint64_t* barrier, void* destination, int k, int row, int batch,
+                                  unsigned mask) {
+    constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    if constexpr (Sharers == 1) {
+      cute::SM90_TMA_LOAD_3D::copy(&map, barrier, kHint, destination, k, row, batch);
+    } else {
+      cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&map, barrier, static_cast<uint16_t>(mask), kHint, destination, k, row, batch);
+    }
+  }
+
+  // Warps 1-3: scales. They lie in rows of K / 32 bytes at any alignment, out of the copy engine's reach, so each thread
+  // reads its rows' bytes, one stage ahead of the store.
+  static __device__ void load_scales(Shared& shared, Scheduler& scheduler) {
+    constexpr int kRows = SfbRows == 1 ? TileM + TileN : TileM;
+    constexpr int kRowsPerThread = (kRows + kLoaderThreads - 1) / kLoaderThreads;
+    constexpr int kBlocks = TileN / kScaleColumns;
+    const int thread = threadIdx.x - 32, lane = threadIdx.x % 32, loader = thread / 32;
+    RingPosition<Stages> ring;
+    Tile tile;
+    while (scheduler.next(tile)) {
+      const Problem& problem = *tile.problem;
+      const int blocks = problem.k / 32;
+      const uint8_t* sfa = problem.sfa + (static_cast<int64_t>(tile.batch_a) * problem.m + tile.m0) * blocks;
+      const uint8_t* sfb = problem.sfb + (static_cast<int64_t>(tile.batch_b) * problem.n + tile.n0) * blocks;
+      const int columns = problem.n - tile.n0;
+
+      // The bytes of row r of the stacked (A, B) tile for the blocks from `block` on; 1.0 where there is no such row.
+      auto load_row = [&](int r, int block) -> unsigned {
+        const bool is_a = r < TileM;
+        const uint8_t* row = is_a ? sfa + r * blocks : sfb + (r - TileM) * blocks;
+        unsigned bytes = 0x7f7f7f7f;
+        if (is_a ? r < tile.rows : r - TileM < columns) {
+#pragma unroll
+          for (int i = 0; i < kPromotions; ++i)
+            if (block + i < blocks) bytes = __byte_perm(bytes, __ldg(row + block + i), 0x3210 & ~(0xf << 4 * i) | 4 << 4 * i);
+        }
+        return bytes;
+      };
+      auto store_row = [&](int r, unsigned bytes) {
+        bool moderate = true;
+#pragma unroll
+        for (int i = 0; i < kPromotions; ++i) {
+          const unsigned byte = bytes >> 8 * i & 0xff;
+          if (r < TileM) {
+            shared.sfa[ring.stage][i][r] = e8m0_to_float(byte);
+          } else {
+            shared.sfb[ring.stage][i][r - TileM] = e8m0_to_float(byte);
+            moderate = moderate && (byte == 255 || (byte >= kModerateMin && byte <= kModerateMax));
+          }
+        }
+        return moderate;
+      };
+      // The scale of `lane`'s 64 columns.
+      auto load_uniform = [&](int block) -> unsigned {
+        if (SfbRows == 1 || lane >= kBlocks || kScaleColumns * lane >= columns) return 127;
+        const int tiles_n = (problem.n + 127) / 128, tiles_k = (blocks + 3) / 4;
+        const int64_t row = static_cast<int64_t>(tile.batch_b) * tiles_n + (tile.n0 + kScaleColumns * lane) / 128;
+        return __ldg(problem.sfb_tiles + row * tiles_k + block / 4);
+      };
+
+      unsigned ahead[kRowsPerThread], uniform_ahead;
+      auto load = [&](int block) {
+#pragma unroll
+        for (int i = 0; i < kRowsPerThread; ++i) {
+          const int r = thread + i * kLoaderThreads;
+          if (r < kRows) ahead[i] = load_row(r, block);
+        }
+        uniform_ahead = load_uniform(block);
+      };
+
+      load(0);
+      for (int block = 0; block < blocks; block += 4) {
+        unsigned now[kRowsPerThread];
+#pragma unroll
+        for (int i = 0; i < kRowsPerThread; ++i) now[i] = ahead[i];
+        const unsigned uniform_now = uniform_ahead;
+        if (block + 4 < blocks) load(block + 4);
+
+        empty(shared, ring.stage).wait(ring.phase ^ 1);
+        bool moderate = true;
+#pragma unroll
+        for (int i = 0; i < kRowsPerThread; ++i) {
+          const int r = thread + i * kLoaderThreads;
+          if (r < kRows) moderate = store_row(r, now[i]) && moderate;
+        }
+        bool mixed = false;
+        if constexpr (SfbRows == 128) {
+          mixed = __any_sync(~0u, uniform_now == 255);
+          if (mixed) {
+#pragma unroll 1
+            for (int r = TileM + thread; r < TileM + TileN; r += kLoaderThreads)
+              moderate = store_row(r, load_row(r, block)) && moderate;
+          } else if (loader == 0 && lane < kBlocks) {
+            shared.sfb_uniform[ring.stage][lane] = e8m0_to_float(uniform_now);
+          }
+        }
+        const bool extreme = __any_sync(~0u, !moderate);
+        if (lane == 0) {
+          reinterpret_cast<uint8_t*>(&shared.flags[ring.stage])[loader] = (mixed ? 1 : 0) | (extreme ? 2 : 0);
+          if (loader == 0) reinterpret_cast<uint8_t*>(&shared.flags[ring.stage])[3] = 0;
+        }
+        __syncwarp();
+        if (lane == 0) full(shared, ring.stage).arrive();
+        ring.advance();
+      }
+    }
+  }
+
+  // Consumer warp groups.
+  static __device__ void multiply(const GroupedGemmParams& params, Shared& shared, Scheduler& scheduler, int consumer) {
+    using namespace cute;
+    const int lane = threadIdx.x % 32;
+    const int row = consumer * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const int column = 2 * (lane % 4);
+
+    Mma mma;
+    auto slice = mma.get_slice(consumer * 128);
+    Tensor a = slice.partition_fragment_A(make_tensor(make_smem_ptr(&shared.a[0][0]), SmemLayout<ElementA, TileM>{}));
+    Tensor b = slice.partition_fragment_B(make_tensor(make_smem_ptr(&shared.b[0][0]), SmemLayout<ElementB, TileN>{}));
+    Tensor partial = partition_fragment_C(mma, Shape<Int<TileM>, Int<TileN>>{});
+    Tensor sum = make_fragment_like(partial);
+    static_assert(decltype(size(partial))::value == TileN / 2 && decltype(size<2>(a))::value == 4);
+
+    RingPosition<Stages> ring;
+    auto release = [&] {
+      __syncwarp();
+      if (lane < kCluster) empty(shared, ring.stage).arrive(lane);
+    };
+    Tile tile;
+    while (scheduler.next(tile)) {
+      clear(sum);
+      for (int k0 = 0; k0 < tile.problem->k; k0 += kTileK) {
+        full(shared, ring.stage).wait(ring.phase);
+#pragma unroll
+        for (int p = 0; p < kPromotions; ++p) {
+          warpgroup_fence_operand(partial);
+          warpgroup_arrive();
+          mma.accumulate_ = GMMA::ScaleOut::Zero;
+#pragma unroll
+          for (int i = 0; i < PromotionK / 32; ++i) {
+            const int k = p * PromotionK / 32 + i;
+            gemm(mma, a(_, _, k, ring.stage), b(_, _, k, ring.stage), partial);
+            mma.accumulate_ = GMMA::ScaleOut::One;
+          }
+          warpgroup_commit_batch();
+
+          const float a0 = shared.sfa[ring.stage][p][row], a1 = shared.sfa[ring.stage][p][row + 8];
+          const float* sfb = &shared.sfb[ring.stage][p][column];
+          const unsigned flags = shared.flags[ring.stage];
+          if (SfbRows == 128 && !(flags & kMixed)) {
+            UniformScales<TileN> scales;
+            const bool fits = scales.combine(a0, a1, shared.sfb_uniform[ring.stage]);
+            warpgroup_wait<0>();
+            warpgroup_fence_operand(partial);
+            if (fits) {
+              release();
+              scales.promote(sum.data(), partial.data());
+            } else {
+              promote_extreme<TileN, kScaleColumns>(sum.data(), partial.data(), a0, a1, shared.sfb_uniform[ring.stage]);
+              release();
+            }
+          } else {
+            warpgroup_wait<0>();
+            warpgroup_fence_operand(partial);
+            if (!(flags & kExtreme)) {
+              promote_columns<TileN>(sum.data(), partial.data(), a0, a1, sfb);
+            } else {
+              promote_extreme<TileN, 1>(sum.data(), partial.data(), a0, a1, sfb);
+            }
+            if (p + 1 == kPromotions) release();
+          }
+        }
+        ring.advance();
+      }
+      store_tile<ElementOut, TileN>(sum.data(), tile, row, params.accumulate);
+    }
+  }
+};
+
+}  // namespace mxfp8

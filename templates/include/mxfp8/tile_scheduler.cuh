@@ -1,0 +1,112 @@
+// Which tile a CTA computes next. Groups are known on the device alone, so each CTA builds a small table of them in
+// shared memory and walks the tiles t = cluster, cluster + clusters, ... in one order over all groups.
+#pragma once
+
+#include "grouped_params.cuh"
+
+namespace mxfp8 {
+
+// Where one output tile lies. Row indices count from the top of the matrix (of the batch entry, if there are several).
+struct Tile {
+  const Problem* problem;
+  int batch_a, batch_b;  // outermost TMA coordinates
+  int m0, n0;            // first row of A and of B
+  int rows;              // rows of A that belong to the group, from m0 on; may be <= 0 for a cluster's second CTA
+};
+
+template <int TileM, int TileN, int ClusterM, int ClusterN>
+class TileScheduler {
+ public:
+  // A group's tiles are walked in stripes of this many rows of clusters, rows fastest: a wave of 132 CTAs then reads few
+  // weight tiles, and a stripe's activations stay in L2 while its weights pass by once.
+  static constexpr int kStripe = 32;
+
+  struct Group {
+    int first_tile;  // running count of cluster tiles before this group
+    int row_begin;
+    int row_count;
+  };
+  // Entries of the table: one more than groups, whose first_tile is the total.
+  static constexpr int kEntryBytes = sizeof(Group);
+
+  // One whole warp fills the table; the caller makes it visible to the CTA.
+  static __device__ void build_table(const GroupedGemmParams& params, Group* table) {
+    const int lane = threadIdx.x % 32;
+    int total = 0;
+    for (int base = 0; base < params.groups; base += 32) {
+      const int g = base + lane;
+      const bool in_range = g < params.groups;
+      const Problem& problem = params.problems ? params.problems[in_range ? g : 0] : params.problem;
+      int begin = 0, end = problem.m;
+      if (params.offs && in_range) {  // clamped: whatever offs holds, no row outside `out` is named
+        begin = g == 0 ? 0 : offset(params, g - 1, problem.m);
+        end = offset(params, g, problem.m);
+      }
+      const int rows = in_range ? max(end - begin, 0) : 0;
+      const int tiles = row_clusters(rows) * column_clusters(problem.n);
+      int inclusive = tiles;
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const int other = __shfl_up_sync(~0u, inclusive, distance);
+        inclusive += lane >= distance ? other : 0;
+      }
+      if (in_range) table[g] = {total + inclusive - tiles, begin, rows};
+      total += __shfl_sync(~0u, inclusive, 31);
+    }
+    if (lane == 0) table[params.groups] = {total, 0, 0};
+  }
+
+  __device__ TileScheduler(const GroupedGemmParams& params, const Group* table, int cta_m, int cta_n)
+      : params_(params), table_(table), cta_m_(cta_m), cta_n_(cta_n),
+        index_(blockIdx.x / (ClusterM * ClusterN)), step_(gridDim.x / (ClusterM * ClusterN)) {}
+
+  // Called by whole warps. Returns false after the last tile.
+  __device__ bool next(Tile& tile) {
+    // Tiles come in rising order, so the search goes on from the last group, 32 groups at a time.
+    for (;;) {
+      const int g = group_ + threadIdx.x % 32;
+      const unsigned passed = __ballot_sync(~0u, g < params_.groups && table_[g + 1].first_tile <= index_);
+      group_ += __popc(passed);
+      if (passed != ~0u) break;
+    }
+    if (group_ >= params_.groups) return false;
+    const Group group = table_[group_];
+    const Problem* problem = params_.problems ? params_.problems + group_ : &params_.problem;
+    const int rows_of_clusters = row_clusters(group.row_count);
+    const int columns = column_clusters(problem->n);
+    const int local = index_ - group.first_tile;
+    const int stripe = local / (kStripe * columns);
+    const int within = local - stripe * (kStripe * columns);
+    const int stripe_rows = min(kStripe, rows_of_clusters - stripe * kStripe);
+    const int column = within / stripe_rows;
+    const int row = stripe * kStripe + within - column * stripe_rows;
+
+    const int m_in_group = (row * ClusterM + cta_m_) * TileM;
+    const bool stacked = !params_.problems;
+    tile.problem = problem;
+    tile.batch_a = stacked && !params_.offs ? group_ : 0;
+    tile.batch_b = stacked ? group_ : 0;
+    tile.m0 = group.row_begin + m_in_group;
+    tile.n0 = (column * ClusterN + cta_n_) * TileN;
+    tile.rows = group.row_count - m_in_group;
+    index_ += step_;
+    return true;
+  }
+
+ private:
+  static __device__ int row_clusters(int rows) { return (rows + TileM * ClusterM - 1) / (TileM * ClusterM); }
+  static __device__ int column_clusters(int n) { return (n + TileN * ClusterN - 1) / (TileN * ClusterN); }
+
+  static __device__ int offset(const GroupedGemmParams& params, int g, int m) {
+    const int64_t value = params.offs_is_int64 ? static_cast<const int64_t*>(params.offs)[g]
+                                               : static_cast<const int*>(params.offs)[g];
+    return static_cast<int>(value < 0 ? 0 : value > m ? m : value);
+  }
+
+  const GroupedGemmParams& params_;
+  const Group* table_;
+  int cta_m_, cta_n_;
+  int index_, step_;
+  int group_ = 0;
+};
+
+}  // namespace mxfp8
