@@ -1,0 +1,165 @@
+"""Configs of the kernels that are bound by memory: quantize, fold and dequantize."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import ClassVar
+
+TARGETS = ("90a", "100a")
+FORMATS = {"e4m3": "E4M3", "e5m2": "E5M2"}
+INPUTS = {"bf16": "Bf16", "fp16": "Fp16", "fp32": "Fp32"}
+SCALINGS = {"rceil": "Rceil", "floor": "Floor"}
+FOLD_FUNCTIONS = {1: "fold_runs", 128: "fold_tiles"}
+
+
+@dataclass(frozen=True, order=True)
+class ElementwiseConfig:
+    """What the three kinds have in common."""
+
+    target_sm: str
+    """Architecture, "90a" or "100a"."""
+    element: str
+    """FP8 type, "e4m3" or "e5m2"."""
+
+    threads: ClassVar[int] = 256
+    """Threads of a CTA: 8 warps, as fold.cuh's tiles need; the others would run with any number of warps."""
+    shared_memory: ClassVar[int] = 0
+
+    @property
+    def cuda_format(self) -> str:
+        """The struct of fp8.cuh for the FP8 type."""
+        return FORMATS[self.element]
+
+    @property
+    def prefix(self) -> str:
+        """Begin of the kernel's name."""
+        return f"sm{self.target_sm.removesuffix('a')}_mxfp8"
+
+    def check(self) -> str | None:
+        """Why this config cannot be built, or None."""
+        if self.target_sm not in TARGETS:
+            return f"target_sm={self.target_sm!r}: targets are {', '.join(TARGETS)} (FP8 conversion, packed 16-bit maxima)"
+        return _unknown("element", self.element, FORMATS)
+
+
+@dataclass(frozen=True, order=True)
+class QuantizeConfig(ElementwiseConfig):
+    """A kernel from bf16, fp16 or fp32 to MXFP8."""
+
+    input: str
+    """Type of the input, "bf16", "fp16" or "fp32"."""
+    scaling: str
+    """Scale rule, "rceil" or "floor"."""
+    fold: bool
+    """Whether the output has one scale per run of 4 blocks."""
+
+    template: ClassVar[str] = "quantize.cu.j2"
+
+    @property
+    def name(self) -> str:
+        """The kernel's name and entry point; derived, never parsed."""
+        suffix = "_fold" if self.fold else ""
+        return f"{self.prefix}_quantize_{self.input}_{self.element}_{self.scaling}{suffix}"
+
+    @property
+    def blocks_per_cta(self) -> int:
+        """Blocks of 32 elements, or a fourth as many runs, that one CTA handles."""
+        return self.threads
+
+    @property
+    def cuda_input(self) -> str:
+        """The struct of quantize.cuh for the input type."""
+        return INPUTS[self.input]
+
+    @property
+    def cuda_scaling(self) -> str:
+        """The struct of quantize.cuh for the scale rule."""
+        return SCALINGS[self.scaling]
+
+    def check(self) -> str | None:
+        """Why this config cannot be built, or None."""
+        return super().check() or _unknown("input", self.input, INPUTS) or _unknown("scaling", self.scaling, SCALINGS)
+
+
+@dataclass(frozen=True, order=True)
+class FoldConfig(ElementwiseConfig):
+    """A kernel from MXFP8 to MXFP8 with shared scales."""
+
+    rows: int
+    """Rows that share a scale: 1, or 128 for tiles."""
+    stats: bool
+    """Whether it counts the elements whose value changed."""
+
+    template: ClassVar[str] = "fold.cu.j2"
+
+    @property
+    def name(self) -> str:
+        """The kernel's name and entry point; derived, never parsed."""
+        suffix = "_stats" if self.stats else ""
+        return f"{self.prefix}_fold_{self.element}_{self.rows}x128{suffix}"
+
+    @property
+    def runs_per_cta(self) -> int:
+        """Runs of 128 elements that one CTA handles: 16 for each warp, which makes one tile of a CTA."""
+        return self.threads // 2
+
+    @property
+    def function(self) -> str:
+        """The function of fold.cuh."""
+        return FOLD_FUNCTIONS[self.rows]
+
+    def check(self) -> str | None:
+        """Why this config cannot be built, or None."""
+        return super().check() or _unknown("rows", self.rows, FOLD_FUNCTIONS)
+
+
+@dataclass(frozen=True, order=True)
+class DequantizeConfig(ElementwiseConfig):
+    """A kernel from MXFP8 to bf16, fp16 or fp32."""
+
+    output: str
+    """Type of the output, "bf16", "fp16" or "fp32"."""
+
+    template: ClassVar[str] = "dequantize.cu.j2"
+
+    @property
+    def name(self) -> str:
+        """The kernel's name and entry point; derived, never parsed."""
+        return f"{self.prefix}_dequantize_{self.element}_{self.output}"
+
+    @property
+    def blocks_per_cta(self) -> int:
+        """Blocks of 32 elements that one CTA handles."""
+        return self.threads
+
+    @property
+    def cuda_output(self) -> str:
+        """The struct of dequantize.cuh for the output type."""
+        return f"To{INPUTS[self.output]}"
+
+    def check(self) -> str | None:
+        """Why this config cannot be built, or None."""
+        return super().check() or _unknown("output", self.output, INPUTS)
+
+
+def _unknown(field: str, value: object, known: dict[str, str] | dict[int, str]) -> str | None:
+    return None if value in known else f"{field}={value!r}: one of {', '.join(str(k) for k in known)}"
+
+
+@cache
+def elementwise_configs(target_sm: str) -> tuple[ElementwiseConfig, ...]:
+    """Every quantize, fold and dequantize kernel of a target.
+
+    Raises:
+        ValueError: target_sm is neither "90a" nor "100a".
+    """
+    if target_sm not in TARGETS:
+        raise ValueError(f"target_sm is {target_sm!r}: it must be one of {', '.join(TARGETS)}")
+    flags = (False, True)
+    return (
+        *(QuantizeConfig(target_sm, e, *rest) for e, *rest in product(FORMATS, INPUTS, SCALINGS, flags)),
+        *(FoldConfig(target_sm, e, *rest) for e, *rest in product(FORMATS, FOLD_FUNCTIONS, flags)),
+        *(DequantizeConfig(target_sm, *rest) for rest in product(FORMATS, INPUTS)),
+    )
