@@ -19,7 +19,10 @@ from mxfp8_cutlass.templates import INCLUDE
 # CUDA 13.0 ships CCCL 3.0. Later ones change how tuples are specialised, which breaks CuTe in CUTLASS 4.2.
 CCCL_WANTED = (3, 0)
 
-_INCLUDE_LINE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*([<"])([^>"\n]+)[>"]', re.MULTILINE)
+# CUTLASS hides where libcu++ lies in a macro. Only Thrust has other computed includes, and no kernel here uses it.
+_INCLUDE_LINE = re.compile(
+    rb'^[ \t]*#[ \t]*include[ \t]*(?:([<"])([^>"\n]+)[>"]|CUDA_STD_HEADER\((\w+)\))', re.MULTILINE
+)
 _CCCL_VERSION = re.compile(r"#\s*define\s+CCCL_VERSION\s+(\d+)")
 
 # An include: (whether the name stands in quotes, the name).
@@ -65,9 +68,12 @@ def toolchain() -> Toolchain:
 
 
 def include_path() -> tuple[Path, ...]:
-    """Return the directories that a compile searches, first to last."""
+    """Return the directories that a compile searches, first to last.
+
+    CUTLASS names libcu++ both as ``cuda/std/...`` and as ``cccl/cuda/std/...``, and CCCL may lie apart from the rest.
+    """
     found = toolchain()
-    return INCLUDE, found.cutlass, found.cuda, found.cccl
+    return INCLUDE, found.cutlass, found.cuda, found.cccl, found.cccl.parent
 
 
 def _find_cutlass() -> Path:
@@ -130,7 +136,10 @@ def sha256(data: bytes) -> str:
 
 
 def _directives(text: bytes) -> list[Directive]:
-    return [(quote == b'"', name.decode()) for quote, name in _INCLUDE_LINE.findall(text)]
+    return [
+        (quote == b'"', name.decode() if name else f"cuda/std/{standard.decode()}")
+        for quote, name, standard in _INCLUDE_LINE.findall(text)
+    ]
 
 
 @cache
