@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock
 
 from mxfp8_cutlass.compiler import Cubin
-from mxfp8_cutlass.generator.render import KernelConfig
+from mxfp8_cutlass.generator.render import KernelConfig, render
 from mxfp8_cutlass.headers import sha256
 from mxfp8_cutlass.inputs import Inputs, source_digest
 from mxfp8_cutlass.storage import write_atomically
@@ -40,7 +40,7 @@ def read(directory: Path, config: KernelConfig) -> Cubin | None:
     entry = manifest(directory).get(_key(config))
     if entry is None:
         return None
-    if entry["source"] != source_digest(config):
+    if entry["source"] != source_digest(render(config)):
         raise BundleError(f"kernel {config.name} in bundle {directory} was built from another version of its source")
     code = _code(directory, entry)
     if code is None:

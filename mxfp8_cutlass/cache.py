@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from mxfp8_cutlass import bundle, env
 from mxfp8_cutlass.compiler import Cubin, compile_source
-from mxfp8_cutlass.generator.render import KernelConfig, render
+from mxfp8_cutlass.generator.render import KernelConfig
 from mxfp8_cutlass.headers import sha256
 from mxfp8_cutlass.inputs import Inputs, inputs_of
 from mxfp8_cutlass.storage import private_directory, write_atomically
@@ -56,7 +56,7 @@ def compiled(config: KernelConfig, inputs: Inputs) -> Cubin:
         with FileLock(path.with_suffix(".lock")):
             cubin = _read(path)
             if cubin is None:
-                cubin = compile_source(render(config), config.name, config.target_sm)
+                cubin = compile_source(inputs.text, config.name, config.target_sm)
                 write_atomically(path, _encode(cubin))
     return cubin
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, field
 
 from mxfp8_cutlass.compiler import OPTIONS, nvrtc_version
 from mxfp8_cutlass.generator.render import KernelConfig, render
@@ -15,6 +15,8 @@ from mxfp8_cutlass.templates import INCLUDE
 class Inputs:
     """What a cubin is built from. Equal inputs give equal code, on every machine."""
 
+    text: str = field(repr=False)
+    """The rendered source: what is compiled is what was digested, whatever happens to the template in between."""
     source: str
     """Digest of the rendered source and of this package's headers that it includes."""
     headers: str
@@ -26,7 +28,7 @@ class Inputs:
     @property
     def key(self) -> str:
         """The name of a cubin in the cache."""
-        return sha256(json.dumps(astuple(self)).encode())
+        return sha256(json.dumps([self.source, self.headers, self.options, self.nvrtc_version]).encode())
 
 
 def inputs_of(config: KernelConfig) -> Inputs:
@@ -36,15 +38,16 @@ def inputs_of(config: KernelConfig) -> Inputs:
         ValueError: ``config.check()`` refuses it.
         HeadersNotFoundError: there are no CUDA or CUTLASS headers on this machine.
     """
+    text = render(config)
     return Inputs(
-        source=source_digest(config),
-        headers=digest(render(config), include_path()),
+        text=text,
+        source=source_digest(text),
+        headers=digest(text, include_path()),
         options=json.dumps({**OPTIONS, "arch": f"sm_{config.target_sm}"}, sort_keys=True),
         nvrtc_version=nvrtc_version(),
     )
 
 
-def source_digest(config: KernelConfig) -> str:
+def source_digest(text: str) -> str:
     """Digest the part that this package decides: source and own headers. Needs no compiler and no CUDA headers."""
-    source = render(config)
-    return sha256(f"{source}\n{digest(source, [INCLUDE])}".encode())
+    return sha256(f"{text}\n{digest(text, [INCLUDE])}".encode())

@@ -79,10 +79,9 @@ class Kernel:
             ValueError: the struct's size is not the kernel's.
             LaunchError: the driver refused.
         """
-        if ctypes.sizeof(params) != self.params_size:
-            raise ValueError(
-                f"params={type(params).__name__} has {ctypes.sizeof(params)} bytes, not {self.params_size} as {self.name} takes"
-            )
+        size = ctypes.sizeof(params)
+        if size != self.params_size:
+            raise ValueError(f"params={type(params).__name__} has {size} bytes; {self.name} takes {self.params_size}")
         if torch.cuda.current_device() != self.device:
             with torch.cuda.device(self.device):
                 return self.launch(params, grid, stream, shared_memory)
