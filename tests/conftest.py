@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from mxfp8_cutlass import cache, env
+
 
 def pytest_collection_modifyitems(items):
     if not torch.cuda.is_available():
@@ -22,8 +24,6 @@ def device(request) -> torch.device:
 @pytest.fixture
 def cache_dir(tmp_path, monkeypatch):
     """A cache of the test's own, on the disk and in memory, with no bundle and compiling allowed."""
-    from mxfp8_cutlass import cache, env
-
     for variable in (env.BUNDLE, env.JIT, env.CHECK):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv(env.CACHE_DIR, str(tmp_path / "cache"))
