@@ -40,7 +40,7 @@ class ElementwiseConfig:
     def check(self) -> str | None:
         """Why this config cannot be built, or None."""
         if self.target_sm not in TARGETS:
-            return f"target_sm={self.target_sm!r}: targets are {', '.join(TARGETS)} (FP8 conversion, packed 16-bit maxima)"
+            return f"target_sm={self.target_sm!r}: one of {', '.join(TARGETS)} (FP8 conversion, packed 16-bit maxima)"
         return _unknown("element", self.element, FORMATS)
 
 
@@ -64,9 +64,9 @@ class QuantizeConfig(ElementwiseConfig):
         return f"{self.prefix}_quantize_{self.input}_{self.element}_{self.scaling}{suffix}"
 
     @property
-    def blocks_per_cta(self) -> int:
-        """Blocks of 32 elements, or a fourth as many runs, that one CTA handles."""
-        return self.threads
+    def runs_per_cta(self) -> int:
+        """Runs of up to 128 elements that one CTA handles: 8 for each warp."""
+        return self.threads // 4
 
     @property
     def cuda_input(self) -> str:
@@ -130,9 +130,9 @@ class DequantizeConfig(ElementwiseConfig):
         return f"{self.prefix}_dequantize_{self.element}_{self.output}"
 
     @property
-    def blocks_per_cta(self) -> int:
-        """Blocks of 32 elements that one CTA handles."""
-        return self.threads
+    def elements_per_cta(self) -> int:
+        """Elements that one CTA handles: a block's worth for each thread."""
+        return self.threads * 32
 
     @property
     def cuda_output(self) -> str:
@@ -159,7 +159,7 @@ def elementwise_configs(target_sm: str) -> tuple[ElementwiseConfig, ...]:
         raise ValueError(f"target_sm is {target_sm!r}: it must be one of {', '.join(TARGETS)}")
     flags = (False, True)
     return (
-        *(QuantizeConfig(target_sm, e, *rest) for e, *rest in product(FORMATS, INPUTS, SCALINGS, flags)),
-        *(FoldConfig(target_sm, e, *rest) for e, *rest in product(FORMATS, FOLD_FUNCTIONS, flags)),
-        *(DequantizeConfig(target_sm, *rest) for rest in product(FORMATS, INPUTS)),
+        *(QuantizeConfig(target_sm, *fields) for fields in product(FORMATS, INPUTS, SCALINGS, flags)),
+        *(FoldConfig(target_sm, *fields) for fields in product(FORMATS, FOLD_FUNCTIONS, flags)),
+        *(DequantizeConfig(target_sm, *fields) for fields in product(FORMATS, INPUTS)),
     )

@@ -14,36 +14,48 @@ struct FoldParams {
   u8* tile_scale;       // (matrices, row_tiles, runs of a row); rows=128 only
   u64* changed;         // counter of elements whose value changed; with statistics only
   RunMap map;           // rows=1 only
-  u32 rows, row_tiles;  // of one matrix; the rest is for rows=128 only
-  u32 row_blocks, runs_per_row;
+  // rows=128 only: rows and tiles of rows of one matrix, blocks and runs of a row
+  u32 rows, row_tiles, row_blocks, runs_per_row;
 };
 
-// What both kernels do with the 16 elements of a thread. Eight lanes hold a run, two a block.
+// What both kernels do with the elements of a thread: 16 from each of 4 loads. Eight lanes hold a run, two a block.
 template <class Format, bool Stats>
 struct FoldLane {
-  static constexpr int kElements = 16;
   static constexpr int kRunLanes = 8;
+  static constexpr int kBlockLanes = 2;
   static constexpr int kLoads = 4;
-  static constexpr u64 kNowhere = ~0ull;
 
-  uint4 raw[kLoads];
+  u32 words[kLoads][4];
   int scale[kLoads];
-  u64 where[kLoads];  // the thread's first element, or kNowhere
+  u32 block[kLoads];
+  bool nonfinite[kLoads];
   u32 changed;
 
-  __device__ void load(const FoldParams& params, int i, u64 first_block, int blocks) {
-    const int in_run = threadIdx.x % kRunLanes;
-    where[i] = in_run / 2 < blocks ? first_block * kBlock + in_run * kElements : kNowhere;
-    raw[i] = make_uint4(0, 0, 0, 0);
+  __device__ void load(const FoldParams& params, int i, u32 its_block) {
+    block[i] = its_block;
+    uint4 raw = make_uint4(0, 0, 0, 0);
     scale[i] = 0;
-    if (where[i] == kNowhere) return;
-    raw[i] = load16(params.data + where[i]);
-    scale[i] = params.scale[where[i] / kBlock];
+    if (its_block != kNoBlock) {
+      raw = load16(params.data + offset(i));
+      scale[i] = params.scale[its_block];
+    }
+    words[i][0] = raw.x;
+    words[i][1] = raw.y;
+    words[i][2] = raw.z;
+    words[i][3] = raw.w;
   }
 
   // The scale that the run of load i needs, in all its lanes; kNoScale if none. All lanes take part.
-  __device__ int run_scale(int i) const {
-    int needed = needed_scale<Format>(finite_max16<Format>(raw[i]), scale[i]);
+  __device__ int run_scale(int i) {
+    u32 magnitude = magnitude_max16(words[i]);
+    nonfinite[i] = magnitude >= Format::kFirstNonFinite;
+    if (nonfinite[i]) {
+      u32 finite[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) finite[j] = words[i][j] & ~nonfinite_mask<Format>(words[i][j]);
+      magnitude = magnitude_max16(finite);
+    }
+    int needed = needed_scale<Format>(magnitude, scale[i]);
     // A scale below 0 cannot be stored, and 0 serves.
     if (needed != kNoScale) needed = max(needed, 0);
 #pragma unroll
@@ -53,17 +65,12 @@ struct FoldLane {
   }
 
   __device__ void store(const FoldParams& params, int i, int shared) {
-    if (where[i] == kNowhere) return;
-    uint4 out = raw[i];
-    if (shared != scale[i]) {
-      out.x = shift(raw[i].x, i, shared);
-      out.y = shift(raw[i].y, i, shared);
-      out.z = shift(raw[i].z, i, shared);
-      out.w = shift(raw[i].w, i, shared);
-    }
-    *reinterpret_cast<uint4*>(params.data_out + where[i]) = out;
+    if (block[i] == kNoBlock) return;
+    u32 out[4] = {words[i][0], words[i][1], words[i][2], words[i][3]};
+    if (shared != scale[i]) shift(out, i, shared);
+    *reinterpret_cast<uint4*>(params.data_out + offset(i)) = make_uint4(out[0], out[1], out[2], out[3]);
     // Scale rows have no alignment to speak of; the first of a block's two lanes stores the byte.
-    if (threadIdx.x % 2 == 0) params.scale_out[where[i] / kBlock] = static_cast<u8>(shared);
+    if (threadIdx.x % kBlockLanes == 0) params.scale_out[block[i]] = static_cast<u8>(shared);
   }
 
   // Adds the thread's count to the total. All lanes take part.
@@ -75,10 +82,28 @@ struct FoldLane {
   }
 
  private:
-  __device__ u32 shift(u32 bytes, int i, int shared) {
-    const u32 out = shift4<Format>(bytes, scale[i], shared);
-    if constexpr (Stats) changed += changed4<Format>(bytes, scale[i], out, shared);
-    return out;
+  __device__ u64 offset(int i) const {
+    return static_cast<u64>(block[i]) * kBlock + threadIdx.x % kBlockLanes * (kBlock / kBlockLanes);
+  }
+
+  __device__ void shift(u32 (&out)[4], int i, int shared) {
+    if (scale[i] == kScaleNan) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) out[j] = kNanBytes;
+      return;
+    }
+    shift_finite<Format>(out, scale[i] - shared);
+    if (nonfinite[i]) {  // these stay as they are
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const u32 mask = nonfinite_mask<Format>(words[i][j]);
+        out[j] = (out[j] & ~mask) | (words[i][j] & mask);
+      }
+    }
+    if constexpr (Stats) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) changed += changed4<Format>(words[i][j], scale[i], out[j], shared);
+    }
   }
 };
 
@@ -93,8 +118,8 @@ __device__ void fold_runs(const FoldParams& params) {
   lane.changed = 0;
 #pragma unroll
   for (int i = 0; i < Lane::kLoads; ++i) {
-    const Run run = locate(params.map, first_run + i * kRunsPerLoad);
-    lane.load(params, i, run.first_block, run.blocks);
+    const u32 in_run = threadIdx.x % Lane::kRunLanes / Lane::kBlockLanes;
+    lane.load(params, i, locate(params.map, first_run + i * kRunsPerLoad, in_run));
   }
 #pragma unroll
   for (int i = 0; i < Lane::kLoads; ++i) lane.store(params, i, shared_scale(lane.run_scale(i)));
@@ -114,16 +139,15 @@ __device__ void fold_tiles(const FoldParams& params) {
   const u32 row_tile = blockIdx.x / params.runs_per_row;  // over all matrices
   const u32 matrix = row_tile / params.row_tiles;
   const u32 first_row = row_tile % params.row_tiles * 128 + threadIdx.x / Lane::kRunLanes;
-  const u32 first_block = run_in_row * kBlocksPerRun;
-  const int blocks = min(params.row_blocks - first_block, static_cast<u32>(kBlocksPerRun));
+  const u32 in_row = run_in_row * kBlocksPerRun + threadIdx.x % Lane::kRunLanes / Lane::kBlockLanes;
 
   Lane lane;
   lane.changed = 0;
 #pragma unroll
   for (int i = 0; i < Lane::kLoads; ++i) {
     const u32 row = first_row + i * kRowsPerLoad;
-    const u64 block = (static_cast<u64>(matrix) * params.rows + row) * params.row_blocks + first_block;
-    lane.load(params, i, block, row < params.rows ? blocks : 0);
+    const bool inside = row < params.rows && in_row < params.row_blocks;
+    lane.load(params, i, inside ? (matrix * params.rows + row) * params.row_blocks + in_row : kNoBlock);
   }
 
   int needed[Lane::kLoads];

@@ -18,8 +18,9 @@ constexpr int kNoScale = -1000;  // below every scale: nothing in here needs one
 constexpr u32 kAllLanes = 0xFFFFFFFFu;
 
 struct E4M3 {
-  static constexpr int kEmax = 8;            // exponent of the largest value, 448
-  static constexpr float kDmaxInverse = 1.0f / 448.0f;
+  static constexpr int kEmax = 8;            // exponent of the largest value
+  static constexpr float kDmax = 448.0f;
+  static constexpr u32 kMinNormal = 0x08;
   static constexpr u32 kFirstNonFinite = 0x7F;  // NaN
   static constexpr int kTileLimit = 8;
 
@@ -27,6 +28,11 @@ struct E4M3 {
   static __device__ u16 pack2(float low, float high) {
     u16 out;
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
+    return out;
+  }
+  static __device__ u16 pack2_half(u32 halves) {
+    u16 out;
+    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(out) : "r"(halves));
     return out;
   }
   static __device__ u32 to_half2(u16 bytes) {
@@ -37,14 +43,20 @@ struct E4M3 {
 };
 
 struct E5M2 {
-  static constexpr int kEmax = 15;  // 57344
-  static constexpr float kDmaxInverse = 1.0f / 57344.0f;
+  static constexpr int kEmax = 15;
+  static constexpr float kDmax = 57344.0f;
+  static constexpr u32 kMinNormal = 0x04;
   static constexpr u32 kFirstNonFinite = 0x7C;  // Inf, then NaN
   static constexpr int kTileLimit = 22;
 
   static __device__ u16 pack2(float low, float high) {
     u16 out;
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
+    return out;
+  }
+  static __device__ u16 pack2_half(u32 halves) {
+    u16 out;
+    asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(out) : "r"(halves));
     return out;
   }
   static __device__ u32 to_half2(u16 bytes) {
@@ -94,16 +106,14 @@ __device__ inline u32 max_u16x2(u32 a, u32 b) {
   return out;
 }
 
-// The largest finite magnitude among 16 elements, as an FP8 byte. Bytes order like the values that they encode.
-template <class Format>
-__device__ u32 finite_max16(uint4 raw) {
-  const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+// The largest magnitude of 16 elements as an FP8 byte: bytes order like the values that they encode, with Inf and NaN at
+// the top.
+__device__ inline u32 magnitude_max16(const u32 (&words)[4]) {
   u32 even = 0, odd = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const u32 finite = words[i] & ~nonfinite_mask<Format>(words[i]);
-    even = max_u16x2(even, finite & 0x007F007Fu);
-    odd = max_u16x2(odd, finite & 0x7F007F00u);
+    even = max_u16x2(even, words[i] & 0x007F007Fu);
+    odd = max_u16x2(odd, words[i] & 0x7F007F00u);
   }
   even = max_u16x2(even, odd >> 8);
   return max(even & 0xFFFFu, even >> 16);
@@ -121,22 +131,31 @@ __device__ int needed_scale(u32 magnitude, int scale) {
 // The E8M0 byte of a shared scale.
 __device__ inline int shared_scale(int needed) { return needed == kNoScale ? kBias : max(needed, 0); }
 
-// Four elements from scale byte `from` to scale byte `to`, rounded to nearest even; Inf and NaN stay as they are and a
-// NaN scale makes all of them NaN. Beyond 64 either way every element is 0, or would overflow, which callers exclude;
-// within it the product is exact in float.
-template <class Format>
-__device__ u32 shift4(u32 bytes, int from, int to) {
-  const float factor = power_of_two(min(max(from - to, -64), 64));
-  float x[4];
-  unpack4<Format>(bytes, x);
+// Words of finite elements times 2^steps, rounded once to nearest even in FP8 and never overflowing, which callers see to.
+// In halves: FP8 has few enough bits that a product is exact there unless it is far below half of FP8's smallest value,
+// where its last bits decide nothing; the same holds between two steps.
+template <class Format, int N>
+__device__ void shift_finite(u32 (&words)[N], int steps) {
+  u32 halves[2 * N];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) x[i] *= factor;
-  const u32 survives = nonfinite_mask<Format>(bytes);
-  const u32 shifted = (pack4<Format>(x) & ~survives) | (bytes & survives);
-  return from == kScaleNan ? kNanBytes : shifted;
+  for (int i = 0; i < N; ++i) {
+    halves[2 * i] = Format::to_half2(static_cast<u16>(words[i]));
+    halves[2 * i + 1] = Format::to_half2(static_cast<u16>(words[i] >> 16));
+  }
+  steps = min(max(steps, -48), 48);  // as good as infinite
+  do {  // half's normal powers of two reach from 2^-14 to 2^15
+    const int step = min(max(steps, -14), 15);
+    const u32 factor = static_cast<u32>(step + 15) * 0x04000400u;
+#pragma unroll
+    for (int i = 0; i < 2 * N; ++i) asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(halves[i]) : "r"(factor));
+    steps -= step;
+  } while (steps != 0);
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    words[i] = Format::pack2_half(halves[2 * i]) | static_cast<u32>(Format::pack2_half(halves[2 * i + 1])) << 16;
 }
 
-// How many of four elements have another value after shift4 than before.
+// How many of four elements have another value under scale byte `to` than they had under `from`.
 template <class Format>
 __device__ u32 changed4(u32 before, int from, u32 after, int to) {
   if (from == kScaleNan) return 0;

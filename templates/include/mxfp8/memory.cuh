@@ -6,27 +6,23 @@
 namespace mxfp8 {
 
 // Runs of up to four blocks, counted over all rows. Block b's elements start at 32 * b and its scale byte is b, whatever
-// the shape; only where a row's last run is short does its number not follow from the run's. Where runs may cross rows,
-// or no row has a short one, the host describes the tensor as one row, and the division gives row 0.
+// the shape; only where rows end with a short run does its number not follow from the run's. Elsewhere the host describes
+// the tensor as one row.
 struct RunMap {
-  u64 row_blocks;    // blocks of a row
-  u32 runs;          // of all rows, below 2^31
+  u32 row_blocks;    // blocks of a row; of the tensor fewer than 2^32
+  u32 runs;          // of all rows, fewer than 2^31
   u32 runs_per_row;
-  u32 multiplier;    // run / runs_per_row == run * multiplier >> shift
+  u32 multiplier;    // run / runs_per_row == run * multiplier >> shift, for all runs below 2^31
   u32 shift;
 };
 
-struct Run {
-  u64 first_block;
-  int blocks;  // 1 to 4; 0 or less past the last run
-};
+constexpr u32 kNoBlock = 0xFFFFFFFFu;
 
-__device__ inline Run locate(const RunMap& map, u32 run) {
+// The block that is `in_run`-th of a run, or kNoBlock past the end of the row or of the tensor.
+__device__ inline u32 locate(const RunMap& map, u32 run, u32 in_run) {
   const u32 row = static_cast<u32>(static_cast<u64>(run) * map.multiplier >> map.shift);
-  const u64 in_row = static_cast<u64>(run - row * map.runs_per_row) * kBlocksPerRun;
-  const u64 left = map.row_blocks - in_row;
-  const int blocks = left < kBlocksPerRun ? static_cast<int>(left) : kBlocksPerRun;
-  return {row * map.row_blocks + in_row, run < map.runs ? blocks : 0};
+  const u32 in_row = (run - row * map.runs_per_row) * kBlocksPerRun + in_run;
+  return run < map.runs && in_row < map.row_blocks ? row * map.row_blocks + in_row : kNoBlock;
 }
 
 // Read once and by nobody else: no room in L1.

@@ -1,0 +1,150 @@
+"""Launches of the quantize, fold and dequantize kernels: argument structs, grids, streams. Arguments are right by then."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+import torch
+
+from mxfp8_cutlass.generator.elementwise_config import DequantizeConfig, ElementwiseConfig, FoldConfig, QuantizeConfig
+from mxfp8_cutlass.kernel import load, target_of
+from mxfp8_cutlass.mxfp8_tensor import BLOCK, RUN, TILE_ROWS, MXFP8Tensor, tile_scale_shape
+
+DTYPE_NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+}
+
+MAX_RUNS = 2**30 - 64
+"""Runs that one launch can count: block numbers, with those of the last CTA's idle lanes, have 32 bits."""
+
+
+class RunMap(ctypes.Structure):
+    """mxfp8::RunMap of memory.cuh."""
+
+    _fields_ = (
+        ("row_blocks", ctypes.c_uint32),
+        ("runs", ctypes.c_uint32),
+        ("runs_per_row", ctypes.c_uint32),
+        ("multiplier", ctypes.c_uint32),
+        ("shift", ctypes.c_uint32),
+    )
+
+
+class QuantizeParams(ctypes.Structure):
+    """mxfp8::QuantizeParams of quantize.cuh."""
+
+    _fields_ = (
+        ("input", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("map", RunMap),
+    )
+
+
+class FoldParams(ctypes.Structure):
+    """mxfp8::FoldParams of fold.cuh."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("data_out", ctypes.c_void_p),
+        ("scale_out", ctypes.c_void_p),
+        ("tile_scale", ctypes.c_void_p),
+        ("changed", ctypes.c_void_p),
+        ("map", RunMap),
+        ("rows", ctypes.c_uint32),
+        ("row_tiles", ctypes.c_uint32),
+        ("row_blocks", ctypes.c_uint32),
+        ("runs_per_row", ctypes.c_uint32),
+    )
+
+
+class DequantizeParams(ctypes.Structure):
+    """mxfp8::DequantizeParams of dequantize.cuh."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("elements", ctypes.c_uint64),
+    )
+
+
+@lru_cache(maxsize=256)
+def run_map(rows: int, row_blocks: int) -> RunMap:
+    """Runs of up to 4 blocks that never cross rows; tensors in which none could are described as one row.
+
+    The division by d = runs_per_row becomes a multiplication by ceil(2**shift / d) with shift = 31 + ceil(log2(d)): its
+    excess, below d / 2**shift per run, stays below 1 / d for run numbers below 2**31.
+    """
+    if row_blocks % (RUN // BLOCK) == 0:
+        rows, row_blocks = 1, rows * row_blocks
+    runs_per_row = max(1, -(-row_blocks * BLOCK // RUN))
+    shift = 31 + (runs_per_row - 1).bit_length()
+    return RunMap(row_blocks, rows * runs_per_row, runs_per_row, -(-(1 << shift) // runs_per_row), shift)
+
+
+def quantize(x: torch.Tensor, dtype: torch.dtype, scaling: str, *, fold: bool) -> MXFP8Tensor:
+    """See `mxfp8_cutlass.quantize`."""
+    data = torch.empty(x.shape, dtype=dtype, device=x.device)
+    scale = torch.empty((*x.shape[:-1], x.shape[-1] // BLOCK), dtype=torch.float8_e8m0fnu, device=x.device)
+    config = _quantize_config(target_of(x.device), DTYPE_NAMES[dtype], DTYPE_NAMES[x.dtype], scaling, fold)
+    # Without folding, runs may cross rows: all blocks are one row.
+    runs = run_map(scale.numel() // scale.shape[-1], scale.shape[-1]) if fold else run_map(1, scale.numel())
+    params = QuantizeParams(x.data_ptr(), data.data_ptr(), scale.data_ptr(), runs)
+    _launch(config, params, -(-runs.runs // config.runs_per_cta), x.device)
+    return MXFP8Tensor.unchecked(data, scale, folded=int(fold))
+
+
+def fold(xq: MXFP8Tensor, rows: int, *, stats: bool) -> tuple[MXFP8Tensor, torch.Tensor | None]:
+    """See `mxfp8_cutlass.fold`; also the number of changed elements, if `stats`."""
+    data, scale = torch.empty_like(xq.data), torch.empty_like(xq.scale)
+    changed = torch.zeros((), dtype=torch.int64, device=xq.device) if stats else None
+    tile_scale = None
+    n_rows, row_blocks = xq.shape[-2], xq.K // BLOCK
+    config = _fold_config(target_of(xq.device), DTYPE_NAMES[xq.dtype], rows, stats)
+    params = FoldParams(
+        data=xq.data.data_ptr(),
+        scale=xq.scale.data_ptr(),
+        data_out=data.data_ptr(),
+        scale_out=scale.data_ptr(),
+        changed=None if changed is None else changed.data_ptr(),
+    )
+    if rows == TILE_ROWS:
+        tile_scale = torch.empty(tile_scale_shape(xq.shape), dtype=torch.uint8, device=xq.device)
+        params.tile_scale = tile_scale.data_ptr()
+        params.rows, params.row_tiles, params.runs_per_row = n_rows, tile_scale.shape[-2], tile_scale.shape[-1]
+        params.row_blocks = row_blocks
+        grid = tile_scale.numel()
+    else:
+        params.map = run_map(xq.data.numel() // xq.K, row_blocks)
+        grid = -(-params.map.runs // config.runs_per_cta)
+    _launch(config, params, grid, xq.device)
+    return MXFP8Tensor.unchecked(data, scale, rows, tile_scale), changed
+
+
+def dequantize(xq: MXFP8Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """See `mxfp8_cutlass.dequantize`."""
+    out = torch.empty(xq.shape, dtype=dtype, device=xq.device)
+    config = _dequantize_config(target_of(xq.device), DTYPE_NAMES[xq.dtype], DTYPE_NAMES[dtype])
+    params = DequantizeParams(xq.data.data_ptr(), xq.scale.data_ptr(), out.data_ptr(), out.numel())
+    _launch(config, params, -(-out.numel() // config.elements_per_cta), xq.device)
+    return out
+
+
+# Configs are dataclasses, slow to make beside a launch, and few.
+_quantize_config = lru_cache(maxsize=None)(QuantizeConfig)
+_fold_config = lru_cache(maxsize=None)(FoldConfig)
+_dequantize_config = lru_cache(maxsize=None)(DequantizeConfig)
+
+
+def _launch(config: ElementwiseConfig, params: ctypes.Structure, grid: int, device: torch.device) -> None:
+    if grid == 0:  # an empty tensor
+        return
+    index = torch.cuda.current_device() if device.index is None else device.index
+    load(config, index).launch(params, grid, torch.cuda.current_stream(device).cuda_stream)
