@@ -69,7 +69,8 @@ def write(directory: Path, config: KernelConfig, cubin: Cubin, inputs: Inputs) -
         "sha256": sha256(cubin.code),
     }
     with FileLock(directory / ".lock"):
-        kernels = manifest(directory) if (directory / MANIFEST).exists() else {}
+        # Read anew: two writes within the clock's resolution look alike to a memory of times.
+        kernels = _parse(directory / MANIFEST) if (directory / MANIFEST).exists() else {}
         write_atomically(directory / entry["file"], cubin.code)
         merged = {"kernels": dict(sorted({**kernels, _key(config): entry}.items()))}
         write_atomically(directory / MANIFEST, (json.dumps(merged, indent=1) + "\n").encode())
@@ -92,14 +93,21 @@ def manifest(directory: Path) -> dict[str, Entry]:
     path = directory / MANIFEST
     try:
         status = path.stat()
-        return _parse(path, status.st_mtime_ns, status.st_ino)
-    except (OSError, ValueError, KeyError) as error:
-        raise BundleError(f"bundle {directory} has no readable {MANIFEST}: {error}") from error
+    except OSError as error:
+        raise BundleError(f"bundle {directory} has no {MANIFEST}: {error}") from error
+    return _parse_once(path, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=8)
-def _parse(path: Path, _mtime_ns: int, _inode: int) -> dict[str, Entry]:
-    kernels: dict[str, Entry] = json.loads(path.read_text())["kernels"]
+def _parse_once(path: Path, _mtime_ns: int, _size: int) -> dict[str, Entry]:
+    return _parse(path)
+
+
+def _parse(path: Path) -> dict[str, Entry]:
+    try:
+        kernels: dict[str, Entry] = json.loads(path.read_text())["kernels"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{path} cannot be read: {error}") from error
     return kernels
 
 

@@ -1,4 +1,4 @@
-"""Launches of the quantize, fold and dequantize kernels: argument structs, grids, streams. Arguments are right by then."""
+"""Launches of the quantize, fold and dequantize kernels: argument structs, grids, streams. Arguments are valid here."""
 
 from __future__ import annotations
 

@@ -88,8 +88,9 @@ def fold(
     if rows not in (1, TILE_ROWS):
         raise ValueError(f"rows is {rows!r}: it must be 1 or 128")
     if xq.folded >= rows:
-        changed = torch.zeros((), dtype=torch.int64, device=xq.device)
-        return (xq, reference.fold_statistics(xq, changed)) if return_stats else xq
+        if not return_stats:
+            return xq
+        return xq, reference.fold_statistics(xq, torch.zeros((), dtype=torch.int64, device=xq.device))
     if not _on_cuda("xq", xq.data):
         folded, statistics = reference.fold(xq, int(rows))
         return (folded, statistics) if return_stats else folded

@@ -178,95 +178,80 @@ struct Sm90GroupedGemm {
   }
 
   // Warps 1-3: scales. They lie in rows of K / 32 bytes at any alignment, out of the copy engine's reach, so each thread
-  // reads its rows' bytes, one stage ahead of the store.
+  // reads its rows' bytes. Those of the next stage are on their way while these are stored; nothing but the store may
+  // depend on a load, or the loads' latencies would add up and set the kernel's pace. Hence no predicates: rows and blocks
+  // past an end repeat the last one, and the products they scale are zero or never stored.
   static __device__ void load_scales(Shared& shared, Scheduler& scheduler) {
     constexpr int kRows = SfbRows == 1 ? TileM + TileN : TileM;
     constexpr int kRowsPerThread = (kRows + kLoaderThreads - 1) / kLoaderThreads;
-    constexpr int kBlocks = TileN / kScaleColumns;
+    constexpr int kUniform = TileN / kScaleColumns;
     const int thread = threadIdx.x - 32, lane = threadIdx.x % 32, loader = thread / 32;
     RingPosition<Stages> ring;
     Tile tile;
     while (scheduler.next(tile)) {
       const Problem& problem = *tile.problem;
-      const int blocks = problem.k / 32;
+      const int blocks = problem.k / 32, tiles_k = (blocks + 3) / 4;
       const uint8_t* sfa = problem.sfa + (static_cast<int64_t>(tile.batch_a) * problem.m + tile.m0) * blocks;
       const uint8_t* sfb = problem.sfb + (static_cast<int64_t>(tile.batch_b) * problem.n + tile.n0) * blocks;
-      const int columns = problem.n - tile.n0;
-
-      // The bytes of row r of the stacked (A, B) tile for the blocks from `block` on; 1.0 where there is no such row.
-      auto load_row = [&](int r, int block) -> unsigned {
-        const bool is_a = r < TileM;
-        const uint8_t* row = is_a ? sfa + r * blocks : sfb + (r - TileM) * blocks;
-        unsigned bytes = 0x7f7f7f7f;
-        if (is_a ? r < tile.rows : r - TileM < columns) {
-#pragma unroll
-          for (int i = 0; i < kPromotions; ++i)
-            if (block + i < blocks) bytes = __byte_perm(bytes, __ldg(row + block + i), 0x3210 & ~(0xf << 4 * i) | 4 << 4 * i);
-        }
-        return bytes;
+      auto row_scales = [&](int r) {  // of row r of the A tile with the B tile below it
+        return r < TileM ? sfa + min(r, tile.rows - 1) * blocks : sfb + min(r - TileM, problem.n - tile.n0 - 1) * blocks;
       };
-      auto store_row = [&](int r, unsigned bytes) {
-        bool moderate = true;
+      // The scale of this lane's 64 columns.
+      const int column = min(tile.n0 + kScaleColumns * (lane % kUniform), problem.n - 1);
+      const uint8_t* uniform =
+          problem.sfb_tiles + (static_cast<int64_t>(tile.batch_b) * ((problem.n + 127) / 128) + column / 128) * tiles_k;
+
+      uint8_t ahead[kRowsPerThread][kPromotions], uniform_ahead = 0;
+      for (int block = -4; block < blocks; block += 4) {
+        uint8_t now[kRowsPerThread][kPromotions];
 #pragma unroll
-        for (int i = 0; i < kPromotions; ++i) {
-          const unsigned byte = bytes >> 8 * i & 0xff;
+        for (int i = 0; i < kRowsPerThread; ++i)
+#pragma unroll
+          for (int p = 0; p < kPromotions; ++p) now[i][p] = ahead[i][p];
+        const uint8_t uniform_now = uniform_ahead;
+        const int next = min(block + 4, blocks - 1);
+#pragma unroll
+        for (int i = 0; i < kRowsPerThread; ++i) {
+          const uint8_t* row = row_scales(min(thread + i * kLoaderThreads, kRows - 1));
+#pragma unroll
+          for (int p = 0; p < kPromotions; ++p) ahead[i][p] = __ldg(row + min(next + p, blocks - 1));
+        }
+        if constexpr (SfbRows == 128) uniform_ahead = __ldg(uniform + next / 4);
+        if (block < 0) continue;
+
+        // Row r's scale for promotion p of this stage. Returns whether promote_columns can use it.
+        auto store = [&](int r, int p, unsigned byte) {
           if (r < TileM) {
-            shared.sfa[ring.stage][i][r] = e8m0_to_float(byte);
-          } else {
-            shared.sfb[ring.stage][i][r - TileM] = e8m0_to_float(byte);
-            moderate = moderate && (byte == 255 || (byte >= kModerateMin && byte <= kModerateMax));
+            shared.sfa[ring.stage][p][r] = e8m0_to_float(byte);
+            return true;
           }
-        }
-        return moderate;
-      };
-      // The scale of `lane`'s 64 columns.
-      auto load_uniform = [&](int block) -> unsigned {
-        if (SfbRows == 1 || lane >= kBlocks || kScaleColumns * lane >= columns) return 127;
-        const int tiles_n = (problem.n + 127) / 128, tiles_k = (blocks + 3) / 4;
-        const int64_t row = static_cast<int64_t>(tile.batch_b) * tiles_n + (tile.n0 + kScaleColumns * lane) / 128;
-        return __ldg(problem.sfb_tiles + row * tiles_k + block / 4);
-      };
-
-      unsigned ahead[kRowsPerThread], uniform_ahead;
-      auto load = [&](int block) {
-#pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i) {
-          const int r = thread + i * kLoaderThreads;
-          if (r < kRows) ahead[i] = load_row(r, block);
-        }
-        uniform_ahead = load_uniform(block);
-      };
-
-      load(0);
-      for (int block = 0; block < blocks; block += 4) {
-        unsigned now[kRowsPerThread];
-#pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i) now[i] = ahead[i];
-        const unsigned uniform_now = uniform_ahead;
-        if (block + 4 < blocks) load(block + 4);
-
+          shared.sfb[ring.stage][p][r - TileM] = e8m0_to_float(byte);
+          return byte == 255 || (byte >= kModerateMin && byte <= kModerateMax);
+        };
         empty(shared, ring.stage).wait(ring.phase ^ 1);
-        bool moderate = true;
+        bool moderate = true, mixed = false;
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i) {
           const int r = thread + i * kLoaderThreads;
-          if (r < kRows) moderate = store_row(r, now[i]) && moderate;
+#pragma unroll
+          for (int p = 0; p < kPromotions; ++p)
+            if (r < kRows) moderate = store(r, p, now[i][p]) && moderate;
         }
-        bool mixed = false;
         if constexpr (SfbRows == 128) {
           mixed = __any_sync(~0u, uniform_now == 255);
-          if (mixed) {
+          if (mixed) {  // rare: its rows' scales are fetched only now
 #pragma unroll 1
             for (int r = TileM + thread; r < TileM + TileN; r += kLoaderThreads)
-              moderate = store_row(r, load_row(r, block)) && moderate;
-          } else if (loader == 0 && lane < kBlocks) {
+              moderate = store(r, 0, __ldg(row_scales(r) + block)) && moderate;
+          } else if (loader == 0 && lane < kUniform) {
             shared.sfb_uniform[ring.stage][lane] = e8m0_to_float(uniform_now);
           }
         }
         const bool extreme = __any_sync(~0u, !moderate);
         if (lane == 0) {
-          reinterpret_cast<uint8_t*>(&shared.flags[ring.stage])[loader] = (mixed ? 1 : 0) | (extreme ? 2 : 0);
-          if (loader == 0) reinterpret_cast<uint8_t*>(&shared.flags[ring.stage])[3] = 0;
+          auto* flags = reinterpret_cast<uint8_t*>(&shared.flags[ring.stage]);
+          flags[loader] = (mixed ? 1 : 0) | (extreme ? 2 : 0);
+          if (loader == 0) flags[3] = 0;
         }
         __syncwarp();
         if (lane == 0) full(shared, ring.stage).arrive();
