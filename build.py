@@ -1,0 +1,199 @@
+#!/usr/bin/env python
+"""Look at the kernels, and compile them ahead of time. Needs no GPU.
+
+python build.py list --target 90a
+python build.py explain --target 90a 4096x14336x4096 17x14336x4096
+python build.py generate --target 90a --all --out sources
+python build.py compile --target 90a --all --out bundle -j 8
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import multiprocessing
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from mxfp8_cutlass import bundle, cache
+from mxfp8_cutlass.generator.config_space import all_configs
+from mxfp8_cutlass.generator.render import KernelConfig, render
+from mxfp8_cutlass.inputs import inputs_of
+from mxfp8_cutlass.storage import write_atomically
+
+TARGETS = ("90a", "100a")
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__, rich_markup_mode=None
+)
+# Without a terminal rich would wrap a table at 80 columns and cut the kernels' names.
+console = Console(width=None if sys.stdout.isatty() else 240)
+
+
+def _target(value: str) -> str:
+    if value not in TARGETS:
+        raise typer.BadParameter(f"{value!r} must be one of {', '.join(TARGETS)}")
+    return value
+
+
+Target = Annotated[str, typer.Option("--target", callback=_target, help="90a (Hopper) or 100a (Blackwell)")]
+ConfigName = Annotated[str | None, typer.Option("--config", help="a kernel's name, or a pattern with * and ?")]
+All = Annotated[bool, typer.Option("--all", help="every kernel of the target")]
+Out = Annotated[Path, typer.Option("--out", help="directory to write to")]
+
+
+@app.command("list")
+def list_(
+    target: Target,
+    bundled: Annotated[Path | None, typer.Option("--bundle", help="show what this bundle's kernels need")] = None,
+) -> None:
+    """List the kernels of a target with their resources; registers and spills are known once they are compiled."""
+    try:
+        entries = bundle.manifest(bundled) if bundled else {}
+    except bundle.BundleError as error:
+        raise typer.BadParameter(str(error)) from error
+    columns = ("kernel", "threads", "dynamic shared", "static shared", "registers", "spill bytes")
+    table = Table(*columns, title=f"sm_{target}")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for config in all_configs(target):
+        entry = entries.get(f"{target}/{config.name}", {})
+        compiled = [str(entry.get(fact, "")) for fact in ("static_shared", "registers", "spill_bytes")]
+        table.add_row(config.name, str(config.threads), str(config.shared_memory), *compiled)
+    console.print(table)
+
+
+@app.command()
+def explain(
+    problems: Annotated[list[str], typer.Argument(help="problem sizes as MxNxK, one for each group")],
+    target: Target,
+    top: Annotated[int, typer.Option(help="how many candidates to show")] = 10,
+) -> None:
+    """Rank the kernels for some problem sizes, with the terms of the cost model."""
+    from mxfp8_cutlass.select import rank
+
+    candidates = rank([_problem(text) for text in problems], target)[:top]
+    terms = [field.name for field in fields(candidates[0]) if field.name != "config"]
+    table = Table("kernel", *terms, title=f"sm_{target}, best first")
+    for candidate in candidates:
+        table.add_row(candidate.config.name, *(_cell(getattr(candidate, term)) for term in terms))
+    console.print(table)
+
+
+@app.command()
+def generate(target: Target, out: Out, config: ConfigName = None, every: All = False) -> None:
+    """Write kernels' CUDA source, as the runtime compiles it."""
+    out.mkdir(parents=True, exist_ok=True)
+    chosen = _chosen(target, config, every=every)
+    for one in chosen:
+        write_atomically(out / f"{one.name}.cu", render(one).encode())
+    console.print(f"{len(chosen)} sources in {out}")
+
+
+@app.command("compile")
+def compile_(
+    target: Target,
+    out: Out,
+    config: ConfigName = None,
+    every: All = False,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="processes")] = os.cpu_count() or 1,
+    shard: Annotated[
+        str, typer.Option(help="i/n: the i-th of n parts; machines that share a disk may take one each")
+    ] = "1/1",
+) -> None:
+    """Compile kernels into a bundle. What is up to date is skipped, so a second run goes on where one stopped."""
+    index, parts = _shard(shard)
+    chosen = _chosen(target, config, every=every)[index - 1 :: parts]
+    counts: Counter[str] = Counter()
+    failures: dict[str, str] = {}
+    for name, outcome, message in _build_all(chosen, out, jobs):
+        counts[outcome] += 1
+        if outcome == "failed":
+            failures[name] = message
+    console.print(f"{out}: {counts['built']} built, {counts['up to date']} up to date, {counts['failed']} failed")
+    for name, message in sorted(failures.items()):
+        console.print(f"\n[bold red]{name}[/]", highlight=False)
+        console.print(message, markup=False, highlight=False, soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _build_all(configs: list[KernelConfig], out: Path, jobs: int) -> Iterator[tuple[str, str, str]]:
+    """Compile in processes; yields (kernel, "built" | "up to date" | "failed", message) as they finish."""
+    columns = (
+        TextColumn("compiling"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    # A fresh interpreter per worker: forking after NVRTC's or torch's threads have started may hang.
+    context = multiprocessing.get_context("spawn")
+    with Progress(*columns, console=console) as progress, ProcessPoolExecutor(jobs, context) as pool:
+        task = progress.add_task("", total=len(configs))
+        futures = {pool.submit(_build, config, out): config.name for config in configs}
+        try:
+            for future in as_completed(futures):
+                name = futures[future]
+                error = future.exception()
+                progress.update(task, advance=1, description=name)
+                yield (name, "failed", f"{type(error).__name__}: {error}") if error else (name, future.result(), "")
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _build(config: KernelConfig, out: Path) -> str:
+    """Compile one kernel into the bundle, by the path that the runtime takes."""
+    inputs = inputs_of(config)
+    if bundle.is_current(out, config, inputs):
+        return "up to date"
+    bundle.write(out, config, cache.compiled(config, inputs), inputs)
+    return "built"
+
+
+def _chosen(target: str, name: str | None, *, every: bool) -> list[KernelConfig]:
+    """The configs that --config and --all ask for, in the order of their names."""
+    if every == (name is not None):
+        raise typer.BadParameter("give one of --config NAME and --all")
+    configs = {config.name: config for config in all_configs(target)}
+    if name is None:
+        return [configs[key] for key in sorted(configs)]
+    matches = fnmatch.filter(sorted(configs), name)
+    if not matches:
+        near = difflib.get_close_matches(name, configs, n=3, cutoff=0.3)
+        raise typer.BadParameter(f"--config {name!r} is no kernel of sm_{target}. Near: {', '.join(near) or 'none'}")
+    return [configs[key] for key in matches]
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise typer.BadParameter(f"--shard {text!r} must be i/n with 1 <= i <= n")
+    return int(match[1]), int(match[2])
+
+
+def _cell(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _problem(text: str) -> tuple[int, int, int]:
+    match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
+    if match is None:
+        raise typer.BadParameter(f"problem size {text!r} must be MxNxK")
+    return int(match[1]), int(match[2]), int(match[3])
+
+
+if __name__ == "__main__":
+    app()
