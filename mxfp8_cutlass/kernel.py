@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from mxfp8_cutlass.generator.render import KernelConfig
 
 # Compute capability -> target_sm. The "a" targets' instructions run on exactly these devices.
 TARGETS = {(9, 0): "90a", (10, 0): "100a"}
+
+_Addresses = ctypes.c_void_p * 1
 
 _LOADED: dict[tuple[KernelConfig, int, int], Kernel] = {}
 _LOADING = threading.Lock()
@@ -33,10 +36,15 @@ def target_of(device: torch.device | int) -> str:
     where = torch.device("cuda", device) if isinstance(device, int) else device
     if where.type != "cuda":
         raise ValueError(f"device={where} must be a CUDA device")
-    capability = torch.cuda.get_device_capability(where)
+    return _target_of_index(torch.cuda.current_device() if where.index is None else where.index)
+
+
+@cache
+def _target_of_index(index: int) -> str:
+    capability = torch.cuda.get_device_capability(index)
     if capability not in TARGETS:
         raise ValueError(
-            f"device={where} is a {torch.cuda.get_device_name(where)} of compute capability "
+            f"device=cuda:{index} is a {torch.cuda.get_device_name(index)} of compute capability "
             f"{capability[0]}.{capability[1]}: there are kernels for 9.0 (Hopper) and 10.0 (Blackwell) only"
         )
     return TARGETS[capability]
@@ -47,22 +55,25 @@ class Kernel:
 
     def __init__(self, config: KernelConfig, device: int) -> None:
         cubin = get_cubin(config)
-        # The object owns the library: dropping it would unload the code.
-        self._code = ObjectCode.from_cubin(cubin.code, name=cubin.name)
-        kernel = self._code.get_kernel(cubin.name)
-        parameters = kernel.arguments_info
-        if len(parameters) != 1:
-            raise LaunchError(f"kernel {cubin.name} has {len(parameters)} parameters; it must have one struct")
         self.name = cubin.name
         self.device = device
         self.threads = config.threads
         self.shared_memory = config.shared_memory
-        self.params_size: int = parameters[0].size
-        # A CUfunction belongs to this context and saves the driver a look-up at each launch.
-        self._function = _checked(driver.cuKernelGetFunction(driver.CUkernel(int(kernel.handle))))
-        if self.shared_memory:
-            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            _checked(driver.cuFuncSetAttribute(self._function, limit, self.shared_memory))
+        try:
+            # The object owns the library: dropping it would unload the code.
+            self._code = ObjectCode.from_cubin(cubin.code, name=cubin.name)
+            kernel = self._code.get_kernel(cubin.name)
+            # A CUfunction belongs to this context and saves the driver a look-up at each launch.
+            self._function = _checked(driver.cuKernelGetFunction(driver.CUkernel(int(kernel.handle))))
+            if self.shared_memory:
+                limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                _checked(driver.cuFuncSetAttribute(self._function, limit, self.shared_memory))
+            sizes = [parameter.size for parameter in kernel.arguments_info]
+        except Exception as error:  # cuda.core's own error types are private
+            raise LaunchError(f"loading {cubin.name} on device {device}: {error}") from error
+        if len(sizes) != 1:
+            raise LaunchError(f"kernel {cubin.name} has {len(sizes)} parameters; it must have one struct")
+        self.params_size: int = sizes[0]
 
     def launch(self, params: ctypes.Structure, grid: int, stream: int, shared_memory: int | None = None) -> None:
         """Launch on a stream.
@@ -87,7 +98,7 @@ class Kernel:
                 return self.launch(params, grid, stream, shared_memory)
         if shared_memory is None:
             shared_memory = self.shared_memory
-        addresses = (ctypes.c_void_p * 1)(ctypes.addressof(params))
+        addresses = _Addresses(ctypes.addressof(params))
         (status,) = driver.cuLaunchKernel(
             self._function, grid, 1, 1, self.threads, 1, 1, shared_memory, stream, ctypes.addressof(addresses), 0
         )

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 
 import axpy_kernel
@@ -74,6 +74,12 @@ def test_sixteen_processes_on_a_cold_cache_compile_once(tmp_path, fresh_processe
         futures = [pool.submit(axpy_kernel.get_cubin_in_process, tmp_path, 0.5) for _ in range(16)]
         assert len({future.result(timeout=120) for future in futures}) == 1
     assert len((tmp_path / "compiles").read_text().splitlines()) == 1
+
+
+def test_threads_on_a_cold_cache_compile_once(compiles):
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(cache.get_cubin, [CONFIG] * 8))) == 1
+    assert compiles == [CONFIG.name]
 
 
 def test_kill_in_mid_compile_leaves_a_working_cache(tmp_path, fresh_processes, compiles):

@@ -12,6 +12,12 @@ from mxfp8_cutlass import kernel
 from mxfp8_cutlass.kernel import Kernel, LaunchError, target_of
 
 
+@pytest.fixture(autouse=True)
+def forget_devices():
+    yield
+    kernel._target_of_index.cache_clear()
+
+
 @pytest.mark.parametrize(("capability", "target"), [((9, 0), "90a"), ((10, 0), "100a")])
 def test_target_of_a_device(monkeypatch, capability, target):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
