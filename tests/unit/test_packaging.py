@@ -84,7 +84,10 @@ def test_installed_wheel_renders_and_compiles_from_another_folder(wheel, tmp_pat
     run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet", wheel)
     # The dependencies come from this environment. Its own .pth files, an editable install's among them, do not count.
     (site,) = environment.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    dependencies = Path(sysconfig.get_path("purelib"))
+    (site / "dependencies.pth").write_text(f"{dependencies}\n")
+    if (dependencies / "nvidia").exists():  # NVRTC's wheel: cuda.pathfinder looks into the environment's own folder
+        (site / "nvidia").symlink_to(dependencies / "nvidia")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     out = run(python, "-c", USE, cwd=elsewhere, env={**clean(), "MXFP8_CUTLASS_CACHE_DIR": str(tmp_path / "cache")})
