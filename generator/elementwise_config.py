@@ -149,7 +149,7 @@ def _unknown(field: str, value: object, known: dict[str, str] | dict[int, str]) 
 
 
 @cache
-def elementwise_configs(target_sm: str) -> tuple[ElementwiseConfig, ...]:
+def elementwise_configs(target_sm: str) -> tuple[QuantizeConfig | FoldConfig | DequantizeConfig, ...]:
     """Every quantize, fold and dequantize kernel of a target.
 
     Raises:

@@ -7,7 +7,8 @@ from functools import lru_cache
 
 import torch
 
-from mxfp8_cutlass.generator.elementwise_config import DequantizeConfig, ElementwiseConfig, FoldConfig, QuantizeConfig
+from mxfp8_cutlass.generator.elementwise_config import DequantizeConfig, FoldConfig, QuantizeConfig
+from mxfp8_cutlass.generator.render import KernelConfig
 from mxfp8_cutlass.kernel import load, target_of
 from mxfp8_cutlass.mxfp8_tensor import BLOCK, RUN, TILE_ROWS, MXFP8Tensor, tile_scale_shape
 
@@ -84,9 +85,10 @@ def run_map(rows: int, row_blocks: int) -> RunMap:
     """
     if row_blocks % (RUN // BLOCK) == 0:
         rows, row_blocks = 1, rows * row_blocks
-    runs_per_row = max(1, -(-row_blocks * BLOCK // RUN))
-    shift = 31 + (runs_per_row - 1).bit_length()
-    return RunMap(row_blocks, rows * runs_per_row, runs_per_row, -(-(1 << shift) // runs_per_row), shift)
+    runs_per_row = -(-row_blocks * BLOCK // RUN)
+    divisor = max(1, runs_per_row)
+    shift = 31 + (divisor - 1).bit_length()
+    return RunMap(row_blocks, rows * runs_per_row, divisor, -(-(1 << shift) // divisor), shift)
 
 
 def quantize(x: torch.Tensor, dtype: torch.dtype, scaling: str, *, fold: bool) -> MXFP8Tensor:
@@ -143,7 +145,7 @@ _fold_config = lru_cache(maxsize=None)(FoldConfig)
 _dequantize_config = lru_cache(maxsize=None)(DequantizeConfig)
 
 
-def _launch(config: ElementwiseConfig, params: ctypes.Structure, grid: int, device: torch.device) -> None:
+def _launch(config: KernelConfig, params: ctypes.Structure, grid: int, device: torch.device) -> None:
     if grid == 0:  # an empty tensor
         return
     index = torch.cuda.current_device() if device.index is None else device.index

@@ -42,7 +42,7 @@ def quantize(
     if x.dtype not in INPUT_DTYPES:
         raise TypeError(f"x has dtype {x.dtype}: it must be bfloat16, float16 or float32")
     if dtype not in FP8_DTYPES:
-        raise TypeError(f"dtype is {dtype}: it must be float8_e4m3fn or float8_e5m2")
+        raise TypeError(f"dtype is {dtype!r}: it must be float8_e4m3fn or float8_e5m2")
     if scaling not in SCALINGS:
         raise ValueError(f"scaling is {scaling!r}: it must be 'rceil' or 'floor'")
     if not isinstance(fold, bool):
@@ -114,7 +114,7 @@ def dequantize(xq: MXFP8Tensor, dtype: torch.dtype = torch.float32) -> torch.Ten
     """
     _check_tensor(xq)
     if dtype not in OUTPUT_DTYPES:
-        raise TypeError(f"dtype is {dtype}: it must be bfloat16, float16, float32 or float64")
+        raise TypeError(f"dtype is {dtype!r}: it must be bfloat16, float16, float32 or float64")
     if not _on_cuda("xq", xq.data) or dtype == torch.float64:
         return reference.dequantize(xq, dtype)
     _check_kernel_limits("xq", xq.data)

@@ -1,0 +1,69 @@
+"""The elementwise kernels' configs, and that each compiles for each target."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import pytest
+
+from mxfp8_cutlass import elementwise
+from mxfp8_cutlass.compiler import compile_source
+from mxfp8_cutlass.generator.elementwise_config import (
+    TARGETS,
+    DequantizeConfig,
+    FoldConfig,
+    QuantizeConfig,
+    elementwise_configs,
+)
+from mxfp8_cutlass.generator.render import render
+
+PER_TARGET = 2 * 3 * 2 * 2 + 2 * 2 * 2 + 2 * 3
+
+
+def test_all_configs():
+    configs = [config for target in TARGETS for config in elementwise_configs(target)]
+    assert len({config.name for config in configs}) == len(set(configs)) == len(configs) == PER_TARGET * len(TARGETS)
+    assert all(config.check() is None for config in configs)
+    with pytest.raises(ValueError, match="target_sm is '80'"):
+        elementwise_configs("80")
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "value"),
+    [
+        (QuantizeConfig("90a", "e4m3", "bf16", "rceil", fold=True), "target_sm", "90"),
+        (QuantizeConfig("90a", "e4m3", "bf16", "rceil", fold=True), "element", "e3m4"),
+        (QuantizeConfig("90a", "e4m3", "bf16", "rceil", fold=True), "input", "fp64"),
+        (QuantizeConfig("90a", "e4m3", "bf16", "rceil", fold=True), "scaling", "even"),
+        (FoldConfig("90a", "e4m3", 1, stats=False), "rows", 64),
+        (DequantizeConfig("90a", "e4m3", "bf16"), "output", "fp64"),
+    ],
+)
+def test_reasons(config, field, value):
+    assert config.check() is None
+    wrong = replace(config, **{field: value})
+    assert f"{field}={value!r}" in wrong.check()
+    with pytest.raises(ValueError, match=field):
+        render(wrong)
+
+
+@pytest.mark.parametrize("target_sm", TARGETS)
+def test_all_compile_without_spills(target_sm):
+    for config in elementwise_configs(target_sm):
+        cubin = compile_source(render(config), config.name, target_sm)
+        assert cubin.spill_bytes == 0, config.name
+        assert cubin.registers <= 64, config.name  # 1024 threads of an SM
+
+
+@pytest.mark.parametrize("name", ["quantize", "fold", "dequantize"])
+def test_structs_mirror_the_kernels(name):
+    """The compiler checks size and offsets. NVRTC's offsetof is no constant; its front end's __INTADDR__ is."""
+    struct = getattr(elementwise, f"{name.capitalize()}Params")
+    where = f"mxfp8::{struct.__name__}"
+    lines = [f'#include "mxfp8/{name}.cuh"', f"static_assert(sizeof({where}) == {ctypes.sizeof(struct)});"]
+    for mirrored in (struct, elementwise.RunMap):
+        for field, _ in mirrored._fields_:
+            address = f"__INTADDR__(&static_cast<mxfp8::{mirrored.__name__}*>(nullptr)->{field})"
+            lines.append(f"static_assert({address} == {getattr(mirrored, field).offset});")
+    compile_source("\n".join([*lines, 'extern "C" __global__ void checked() {}']), "checked", "90a")
