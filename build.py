@@ -82,7 +82,7 @@ def explain(
     top: Annotated[int, typer.Option(help="how many candidates to show")] = 10,
 ) -> None:
     """Rank the kernels for some problem sizes, with the terms of the cost model."""
-    from mxfp8_cutlass.select import rank
+    from mxfp8_cutlass.select import rank  # noqa: PLC0415 - the other commands do without the cost model
 
     candidates = rank([_problem(text) for text in problems], target)[:top]
     terms = [field.name for field in fields(candidates[0]) if field.name != "config"]
