@@ -47,11 +47,13 @@ struct Dequantize {
     int scale[kLoads];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const u64 element = first + i * 32 * kElements;
-      if (element >= params.elements) break;
+      u64 element = first + i * 32 * kElements;
+      if (element >= params.elements) element = 0;  // whatever it is, it is not stored
       load(params.data + element, bytes[i]);
-      scale[i] = params.scale[element / kBlock];
+      scale[i] = load1(params.scale + element / kBlock);
     }
+    after_loads();
+
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const u64 element = first + i * 32 * kElements;

@@ -33,12 +33,10 @@ struct FoldLane {
 
   __device__ void load(const FoldParams& params, int i, u32 its_block) {
     block[i] = its_block;
-    uint4 raw = make_uint4(0, 0, 0, 0);
-    scale[i] = 0;
-    if (its_block != kNoBlock) {
-      raw = load16(params.data + offset(i));
-      scale[i] = params.scale[its_block];
-    }
+    // Lanes without a block load another's and store nothing: a predicate for each load would serialize the loads.
+    const u32 source = its_block != kNoBlock ? its_block : 0;
+    const uint4 raw = load16(params.data + offset(source));
+    scale[i] = load1(params.scale + source);
     words[i][0] = raw.x;
     words[i][1] = raw.y;
     words[i][2] = raw.z;
@@ -55,7 +53,7 @@ struct FoldLane {
       for (int j = 0; j < 4; ++j) finite[j] = words[i][j] & ~nonfinite_mask<Format>(words[i][j]);
       magnitude = magnitude_max16(finite);
     }
-    int needed = needed_scale<Format>(magnitude, scale[i]);
+    int needed = block[i] != kNoBlock ? needed_scale<Format>(magnitude, scale[i]) : kNoScale;
     // A scale below 0 cannot be stored, and 0 serves.
     if (needed != kNoScale) needed = max(needed, 0);
 #pragma unroll
@@ -68,7 +66,7 @@ struct FoldLane {
     if (block[i] == kNoBlock) return;
     u32 out[4] = {words[i][0], words[i][1], words[i][2], words[i][3]};
     if (shared != scale[i]) shift(out, i, shared);
-    *reinterpret_cast<uint4*>(params.data_out + offset(i)) = make_uint4(out[0], out[1], out[2], out[3]);
+    *reinterpret_cast<uint4*>(params.data_out + offset(block[i])) = make_uint4(out[0], out[1], out[2], out[3]);
     // Scale rows have no alignment to speak of; the first of a block's two lanes stores the byte.
     if (threadIdx.x % kBlockLanes == 0) params.scale_out[block[i]] = static_cast<u8>(shared);
   }
@@ -82,8 +80,9 @@ struct FoldLane {
   }
 
  private:
-  __device__ u64 offset(int i) const {
-    return static_cast<u64>(block[i]) * kBlock + threadIdx.x % kBlockLanes * (kBlock / kBlockLanes);
+  // The thread's elements in a block.
+  static __device__ u64 offset(u32 block) {
+    return static_cast<u64>(block) * kBlock + threadIdx.x % kBlockLanes * (kBlock / kBlockLanes);
   }
 
   __device__ void shift(u32 (&out)[4], int i, int shared) {
@@ -121,6 +120,7 @@ __device__ void fold_runs(const FoldParams& params) {
     const u32 in_run = threadIdx.x % Lane::kRunLanes / Lane::kBlockLanes;
     lane.load(params, i, locate(params.map, first_run + i * kRunsPerLoad, in_run));
   }
+  after_loads();
 #pragma unroll
   for (int i = 0; i < Lane::kLoads; ++i) lane.store(params, i, shared_scale(lane.run_scale(i)));
   lane.report(params);
@@ -149,6 +149,7 @@ __device__ void fold_tiles(const FoldParams& params) {
     const bool inside = row < params.rows && in_row < params.row_blocks;
     lane.load(params, i, inside ? (matrix * params.rows + row) * params.row_blocks + in_row : kNoBlock);
   }
+  after_loads();
 
   int needed[Lane::kLoads];
   int highest = kNoScale, lowest = kScaleNan;

@@ -25,25 +25,40 @@ __device__ inline u32 locate(const RunMap& map, u32 run, u32 in_run) {
   return run < map.runs && in_row < map.row_blocks ? row * map.row_blocks + in_row : kNoBlock;
 }
 
-// Read once and by nobody else: no room in L1.
+// A thread has all of its loads in flight at once: that is what hides their latency here. ptxas moves loads of read-only
+// memory (ld.global.nc, __ldg) down to their first use, one after the other, so these are plain ones, and after_loads()
+// follows the last. The data is read once and by nobody else: no room in L1.
 __device__ inline uint4 load16(const void* address) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(address));
+               : "l"(address)
+               : "memory");
   return v;
 }
 
 __device__ inline uint2 load8(const void* address) {
   uint2 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(address));
+  asm volatile("ld.global.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(v.x), "=r"(v.y)
+               : "l"(address)
+               : "memory");
   return v;
 }
 
 __device__ inline u32 load4(const void* address) {
   u32 v;
-  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(address));
+  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
   return v;
 }
+
+// Scale bytes have neighbours in the same sector that other lanes read: L1 keeps them.
+__device__ inline int load1(const u8* address) {
+  u32 v;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
+  return static_cast<int>(v);
+}
+
+__device__ inline void after_loads() { __syncwarp(); }
 
 }  // namespace mxfp8

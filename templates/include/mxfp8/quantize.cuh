@@ -114,9 +114,11 @@ struct Quantize {
       } else {
         block[i] = nth < params.map.row_blocks ? nth : kNoBlock;
       }
-      raw[i] = make_uint4(0, 0, 0, 0);
-      if (block[i] != kNoBlock) raw[i] = load16(params.input + (static_cast<u64>(block[i]) * kBlockLanes + in_block) * 16);
+      // Lanes without a block load another's and store nothing: a predicate for each load would serialize the loads.
+      const u32 source = block[i] != kNoBlock ? block[i] : 0;
+      raw[i] = load16(params.input + (static_cast<u64>(source) * kBlockLanes + in_block) * 16);
     }
+    after_loads();
 
     // Lane l of a block takes care of the block's scale in load l.
     u32 my_amax = 0, my_block = 0;
@@ -132,7 +134,7 @@ struct Quantize {
       }
     }
     u8 stored;
-    const Scales mine = scales(my_amax, stored);
+    const Scales mine = scales(my_amax, my_block != kNoBlock, stored);
     if (my_block != kNoBlock) params.scale[my_block] = stored;
 
 #pragma unroll
@@ -147,7 +149,7 @@ struct Quantize {
 
  private:
   // One block's scales. All lanes take part, those of a run that share a load with each other.
-  static __device__ Scales scales(u32 amax, u8& stored) {
+  static __device__ Scales scales(u32 amax, bool counts, u8& stored) {
     const bool is_nan = amax >= 0x7F800000u;
     const float nan = __uint_as_float(0x7FFFFFFFu);
     const int scale = is_nan ? kScaleNan : Scaling::template scale<Format>(amax);
@@ -158,7 +160,7 @@ struct Quantize {
     } else {
       // Rounding is monotonic: the block's largest element in FP8 is its amax in FP8.
       const float scaled = __uint_as_float(amax) * factor;
-      int needed = needed_scale<Format>(Format::pack2(scaled, 0.0f), scale);
+      int needed = counts ? needed_scale<Format>(Format::pack2(scaled, 0.0f), scale) : kNoScale;
 #pragma unroll
       for (int distance = kBlockLanes; distance < kRunLanes; distance *= 2)
         needed = max(needed, __shfl_xor_sync(kAllLanes, needed, distance));
@@ -195,10 +197,11 @@ struct Quantize {
   }
 
   static __device__ void to_fp8(const float (&x)[kElements], float factor, u32 (&bytes)[kWords]) {
+    const u32 nan = factor != factor ? 0xFFFFFFFFu : 0u;
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
       const float scaled[4] = {x[4 * i] * factor, x[4 * i + 1] * factor, x[4 * i + 2] * factor, x[4 * i + 3] * factor};
-      bytes[i] = factor != factor ? kNanBytes : pack4<Format>(scaled);
+      bytes[i] = (pack4<Format>(scaled) & ~nan) | (kNanBytes & nan);
     }
   }
 
