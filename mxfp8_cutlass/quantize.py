@@ -70,12 +70,12 @@ def fold(
     """Give blocks a shared scale, which the elements absorb as an exponent shift.
 
     A shift is exact unless an element becomes subnormal; the error is then at most 2**-10 (E4M3) or 2**-17 (E5M2) times
-    the shared scale, which is 2**-17.8 of the largest element that shares it. docs/numerics.md has the derivation.
+    the shared scale, and less than 2**-17.8 or 2**-31.8 of the run's largest element. docs/numerics.md has the proof.
 
     Args:
         xq: any MXFP8 tensor. One that has the shared scales already is returned as it is.
         rows: 1: each run of 128 elements of a row shares a scale. 128: so does each tile of 128 rows x 128 elements,
-            except where a row of it could lose more than 2**-9.8 of its largest element there; such a tile keeps a
+            except where a row of it could lose more than 1/896 of its largest element there; such a tile keeps a
             scale per run ("mixed", 255 in `tile_scale`).
         return_stats: whether to return (folded, statistics) instead: a dict of 0-dim int64 tensors on xq's device with
             "changed_elements" (finite elements whose value changed), "runs" and "mixed_tiles".

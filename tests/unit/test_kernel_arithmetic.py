@@ -36,7 +36,7 @@ def test_shift_in_halves_rounds_like_a_shift_in_one_step(dtype):
 
 @both_types
 def test_one_rounding_serves_unless_the_result_is_subnormal(dtype):
-    """quantize.cuh, store: the condition under which it rounds twice, for values up to dmax and larger shared scales."""
+    """quantize.cuh, store: when it need not round twice, for values up to dmax and larger shared scales."""
     fmt = oracle.FORMATS[dtype]
     bf16 = torch.arange(0, 0x7F80, dtype=torch.int16).view(torch.bfloat16).double().numpy()
     ties = (fmt.table[1:] + fmt.table[:-1]) / 2
