@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 
-from .tile_config import CUDA_OUTPUT, CUTLASS_ELEMENT, TileConfig
+from mxfp8_cutlass.generator.elementwise_config import elementwise_configs
+from mxfp8_cutlass.generator.render import KernelConfig
+from mxfp8_cutlass.generator.tile_config import CUDA_OUTPUT, CUTLASS_ELEMENT, TileConfig
 
 SM90_TILES = [
     # (tile_m, tile_n, cluster_m, cluster_n)
@@ -47,3 +49,10 @@ def _sm90_configs() -> Iterator[TileConfig]:
 def sm90_configs() -> tuple[TileConfig, ...]:
     """Every grouped GEMM kernel for Hopper."""
     return tuple(_sm90_configs())
+
+
+@cache
+def all_configs(target_sm: str) -> tuple[KernelConfig, ...]:
+    """Every kernel of a target: grouped GEMM, quantize, fold, dequantize."""
+    gemms = sm90_configs() if target_sm == "90a" else ()
+    return (*gemms, *elementwise_configs(target_sm))

@@ -15,11 +15,11 @@ GROUP_ENTRY_BYTES = 12
 SHARED_MEMORY_LIMIT = {"90a": 227 * 1024}
 """Dynamic shared memory that one CTA may have, in bytes."""
 
-ACCUMULATOR_REGISTERS = 232
-"""Registers of a consumer thread: (65536 - 128 threads * 40 of the producers) / 256, down to a multiple of 8."""
+CONSUMER_REGISTERS = 224
+"""Registers of a consumer thread: what 384 threads get at launch (168 each) less 56 for each of the producers' 128."""
 
-WORKING_REGISTERS = 36
-"""Registers that a consumer needs beside its accumulators: addresses, scales, loop state (measured: no config that check() lets pass spills)."""
+WORKING_REGISTERS = 32
+"""Registers that a consumer needs beside its accumulators: addresses, scales, loop state (measured)."""
 
 
 @dataclass(frozen=True, order=True)
@@ -57,7 +57,9 @@ class TileConfig:
         """The kernel's name and entry point; derived, never parsed."""
         tile = f"{self.tile_m}x{self.tile_n}x{self.tile_k}_{self.cluster_m}x{self.cluster_n}x1"
         scales = f"p{self.promotion_k}_sfb{self.sfb_rows}"
-        return f"sm90_mxfp8_grouped_gemm_{tile}_{self.stages}stages_{scales}_{self.element_a}_{self.element_b}_{self.out}"
+        return (
+            f"sm90_mxfp8_grouped_gemm_{tile}_{self.stages}stages_{scales}_{self.element_a}_{self.element_b}_{self.out}"
+        )
 
     @property
     def consumers(self) -> int:
@@ -119,15 +121,23 @@ class TileConfig:
         if self.sfb_rows not in (1, 128):
             return f"sfb_rows={self.sfb_rows}: 1, or 128 for the tile form"
         if self.sfb_rows == 128 and self.promotion_k != 128:
-            return "sfb_rows=128 with promotion_k=32: the tile form is folded, so nothing is gained by promoting every 32"
+            return (
+                "sfb_rows=128 with promotion_k=32: the tile form is folded, so nothing is gained by promoting every 32"
+            )
+        if self.promotion_k == 32 and self.tile_n > 128:
+            return f"tile_n={self.tile_n} with promotion_k=32: unrolled four times, its promotion spills registers"
         if self.tile_m not in (64, 128):
             return f"tile_m={self.tile_m}: wgmma takes 64 rows, and registers feed two consumer warp groups at most"
         if self.tile_n % 64 or not 64 <= self.tile_n <= 256:
-            return f"tile_n={self.tile_n}: a multiple of 64 (columns that share a tile's scale) up to 256 (TMA box, wgmma)"
-        if self.accumulator_registers + WORKING_REGISTERS > ACCUMULATOR_REGISTERS:
+            return (
+                f"tile_n={self.tile_n}: a multiple of 64 (columns that share a tile's scale) up to 256 (TMA box, wgmma)"
+            )
+        if self.accumulator_registers + WORKING_REGISTERS > CONSUMER_REGISTERS:
             return f"tile_n={self.tile_n}: {self.accumulator_registers} accumulators a thread leave under {WORKING_REGISTERS} registers"
         if self.cluster_m < 1 or self.cluster_n < 1 or self.cluster_size > 2:
-            return f"cluster {self.cluster_m}x{self.cluster_n}: 132 SMs divide into clusters of 1 or 2 without idle ones"
+            return (
+                f"cluster {self.cluster_m}x{self.cluster_n}: 132 SMs divide into clusters of 1 or 2 without idle ones"
+            )
         if (self.tile_n // self.cluster_m) % 8 or (self.tile_m // self.cluster_n) % 8:
             return "a multicast share must be a multiple of the 8 rows of a swizzle atom"
         if self.stages < 2:

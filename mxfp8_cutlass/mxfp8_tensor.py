@@ -38,7 +38,7 @@ class MXFP8Tensor:
         ValueError: a shape, a layout, a device or `folded` breaks a rule above.
     """
 
-    __slots__ = ("data", "folded", "scale", "tile_scale")
+    __slots__ = ("_run_scale", "data", "folded", "scale", "tile_scale")
 
     data: torch.Tensor
     scale: torch.Tensor
@@ -66,6 +66,7 @@ class MXFP8Tensor:
 
     def _set(self, data: torch.Tensor, scale: torch.Tensor, folded: int, tile_scale: torch.Tensor | None) -> None:
         self.data, self.scale, self.folded, self.tile_scale = data, scale, folded, tile_scale
+        self._run_scale: torch.Tensor | None = None
 
     @classmethod
     def unchecked(
@@ -105,6 +106,18 @@ class MXFP8Tensor:
     def scale_bytes(self) -> torch.Tensor:
         """The scales as the uint8 biased exponents that they are; shares memory with `scale`."""
         return self.scale.view(torch.uint8)
+
+    @property
+    def run_scale(self) -> torch.Tensor:
+        """A folded tensor's shared scales, run by run: uint8 (..., ceil(K / 128), R), contiguous; made once, then kept.
+
+        The grouped GEMM kernels read them in this order, in which the scales that a tile needs at once lie together.
+        """
+        if not self.folded:
+            raise ValueError("folded is 0: only a folded tensor has one scale per run")
+        if self._run_scale is None:
+            self._run_scale = self.scale_bytes[..., :: RUN // BLOCK].mT.contiguous()
+        return self._run_scale
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The values in `dtype`; see `mxfp8_cutlass.dequantize`."""

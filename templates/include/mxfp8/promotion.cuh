@@ -32,16 +32,14 @@ struct UniformScales {
   static constexpr int kBlocks = TileN / kScaleColumns;
   float row0[kBlocks], row1[kBlocks];
 
-  // Returns false where a product of scales leaves FP32 (or is NaN) in any thread of the warp.
-  __device__ bool combine(float a0, float a1, const float* sfb) {
-    bool fits = true;
+  // Before the wait for the partial sums: the empty asm keeps the compiler from moving the products behind it.
+  __device__ void combine(float a0, float a1, const float* sfb) {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
       row0[b] = a0 * sfb[b];
       row1[b] = a1 * sfb[b];
-      fits = fits && fits_fp32(row0[b]) && fits_fp32(row1[b]);
+      asm volatile("" : "+f"(row0[b]), "+f"(row1[b]));
     }
-    return __all_sync(~0u, fits);
   }
 
   __device__ void promote(float* sum, const float* partial) const {
@@ -54,14 +52,13 @@ struct UniformScales {
       sum[4 * j + 3] = fmaf(partial[4 * j + 3], row1[b], sum[4 * j + 3]);
     }
   }
-
- private:
-  static __device__ bool fits_fp32(float scale) { return scale > 0.f && scale < __int_as_float(0x7f800000); }
 };
 
-// Column scales between these bytes are moderate: a partial sum is a multiple of 2^-32 (E5M2's least product) below 2^39
-// (128 of its largest), so that partial * sfb neither overflows nor loses bits, and the multiply-add rounds once.
-inline constexpr unsigned kModerateMin = 127 - 80, kModerateMax = 127 + 80;
+// Scale bytes in [kModerateMin, kModerateMax] are moderate: the product of two is a normal FP32 number, and a partial sum
+// (a multiple of 2^-32, E5M2's least product, below 2^39, 128 of its largest) times one of them neither overflows nor
+// loses bits, so that the multiply-add alone rounds.
+inline constexpr unsigned kModerateMin = 127 - 62, kModerateMax = 127 + 62;
+__device__ inline bool is_moderate(unsigned byte) { return byte - kModerateMin <= kModerateMax - kModerateMin; }
 
 // One weight scale per column, all of them moderate. `sfb` points at the scale of this thread's first column.
 template <int TileN>

@@ -62,7 +62,7 @@ struct Sm90GroupedGemm {
   // Per stage, one byte from each loader warp.
   enum Flag : unsigned {
     kMixed = 0x01010101,    // SfbRows = 128: this stage's weight scales are per column after all
-    kExtreme = 0x02020202,  // a column scale is not moderate (promotion.cuh)
+    kExtreme = 0x02020202,  // a scale is not moderate (promotion.cuh); where they are per column, one of B's
   };
 
   struct Shared {
@@ -103,7 +103,7 @@ struct Sm90GroupedGemm {
 
     const int rank = kCluster > 1 ? cute::block_rank_in_cluster() : 0;
     Scheduler scheduler(params, table, rank % ClusterM, rank / ClusterM);
-    // 168 registers a thread at launch with 384 threads; the pool is 65536. With 256 threads each may have 255 anyway.
+    // 384 threads get 168 registers each at launch; what the producers give back, the consumers take. 256 get enough.
     if (warp_group == 0) {
       if constexpr (kConsumers == 2) cutlass::arch::warpgroup_reg_dealloc<56>();
       if (warp == 0) {
@@ -177,13 +177,15 @@ struct Sm90GroupedGemm {
     }
   }
 
-  // Warps 1-3: scales. They lie in rows of K / 32 bytes at any alignment, out of the copy engine's reach, so each thread
-  // reads its rows' bytes. Those of the next stage are on their way while these are stored; nothing but the store may
-  // depend on a load, or the loads' latencies would add up and set the kernel's pace. Hence no predicates: rows and blocks
+  // Warps 1-3: scales, byte by byte, since a group may start at any row and the copy engine asks for 16-byte alignment.
+  // The next stages' loads are under way while a stage is stored, and nothing but the store depends on a load: the
+  // latencies of loads that are waited for one by one would set the kernel's pace. Hence no predicates: rows and blocks
   // past an end repeat the last one, and the products they scale are zero or never stored.
   static __device__ void load_scales(Shared& shared, Scheduler& scheduler) {
-    constexpr int kRows = SfbRows == 1 ? TileM + TileN : TileM;
+    constexpr bool kFolded = kPromotions == 1;
+    constexpr int kRows = SfbRows == 1 ? TileM + TileN : TileM;  // of the A tile and the B tile below it
     constexpr int kRowsPerThread = (kRows + kLoaderThreads - 1) / kLoaderThreads;
+    constexpr int kDepth = kFolded ? 2 : 1;  // stages under way
     constexpr int kUniform = TileN / kScaleColumns;
     const int thread = threadIdx.x - 32, lane = threadIdx.x % 32, loader = thread / 32;
     RingPosition<Stages> ring;
@@ -191,71 +193,88 @@ struct Sm90GroupedGemm {
     while (scheduler.next(tile)) {
       const Problem& problem = *tile.problem;
       const int blocks = problem.k / 32, tiles_k = (blocks + 3) / 4;
-      const uint8_t* sfa = problem.sfa + (static_cast<int64_t>(tile.batch_a) * problem.m + tile.m0) * blocks;
-      const uint8_t* sfb = problem.sfb + (static_cast<int64_t>(tile.batch_b) * problem.n + tile.n0) * blocks;
-      auto row_scales = [&](int r) {  // of row r of the A tile with the B tile below it
-        return r < TileM ? sfa + min(r, tile.rows - 1) * blocks : sfb + min(r - TileM, problem.n - tile.n0 - 1) * blocks;
+      // Folded scales lie (batch, tiles_k, rows), others (batch, rows, blocks).
+      auto scales_of = [&](int r) -> const uint8_t* {
+        const bool is_a = r < TileM;
+        const int64_t rows = is_a ? problem.m : problem.n, batch = is_a ? tile.batch_a : tile.batch_b;
+        const int row = is_a ? tile.m0 + min(r, tile.rows - 1) : min(tile.n0 + r - TileM, problem.n - 1);
+        const uint8_t* scales = is_a ? problem.sfa : problem.sfb;
+        return kFolded ? scales + batch * tiles_k * rows + row : scales + (batch * rows + row) * blocks;
       };
-      // The scale of this lane's 64 columns.
-      const int column = min(tile.n0 + kScaleColumns * (lane % kUniform), problem.n - 1);
-      const uint8_t* uniform =
-          problem.sfb_tiles + (static_cast<int64_t>(tile.batch_b) * ((problem.n + 127) / 128) + column / 128) * tiles_k;
+      auto step_of = [&](int r) { return !kFolded ? 4 : r < TileM ? problem.m : problem.n; };  // to the next stage's
 
-      uint8_t ahead[kRowsPerThread][kPromotions], uniform_ahead = 0;
-      for (int block = -4; block < blocks; block += 4) {
-        uint8_t now[kRowsPerThread][kPromotions];
+      const uint8_t* next[kRowsPerThread];
 #pragma unroll
-        for (int i = 0; i < kRowsPerThread; ++i)
-#pragma unroll
-          for (int p = 0; p < kPromotions; ++p) now[i][p] = ahead[i][p];
-        const uint8_t uniform_now = uniform_ahead;
-        const int next = min(block + 4, blocks - 1);
+      for (int i = 0; i < kRowsPerThread; ++i) next[i] = scales_of(min(thread + i * kLoaderThreads, kRows - 1));
+      const uint8_t* next_uniform = nullptr;  // scales of this lane's 64 columns
+      if constexpr (SfbRows == 128) {
+        const int column = min(tile.n0 + kScaleColumns * (lane % kUniform), problem.n - 1);
+        const int64_t tiles_n = (problem.n + 127) / 128;
+        next_uniform = problem.sfb_tiles + (tile.batch_b * tiles_n + column / 128) * tiles_k;
+      }
+      uint8_t ahead[kDepth][kRowsPerThread][kPromotions], uniform_ahead[kDepth];
+      auto load = [&](int slot, int block) {
+        if (block >= blocks) return;
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i) {
-          const uint8_t* row = row_scales(min(thread + i * kLoaderThreads, kRows - 1));
 #pragma unroll
-          for (int p = 0; p < kPromotions; ++p) ahead[i][p] = __ldg(row + min(next + p, blocks - 1));
+          for (int p = 0; p < kPromotions; ++p) ahead[slot][i][p] = __ldg(next[i] + min(p, blocks - block - 1));
+          next[i] += step_of(min(thread + i * kLoaderThreads, kRows - 1));
         }
-        if constexpr (SfbRows == 128) uniform_ahead = __ldg(uniform + next / 4);
-        if (block < 0) continue;
-
-        // Row r's scale for promotion p of this stage. Returns whether promote_columns can use it.
-        auto store = [&](int r, int p, unsigned byte) {
+        if constexpr (SfbRows == 128) uniform_ahead[slot] = __ldg(next_uniform++);
+      };
+      auto store = [&](int slot, int block) {
+        bool moderate_a = true, moderate_b = true, mixed = false;
+        auto store_row = [&](int r, int p, unsigned byte) {
           if (r < TileM) {
             shared.sfa[ring.stage][p][r] = e8m0_to_float(byte);
-            return true;
+            moderate_a = moderate_a && is_moderate(byte);
+          } else {
+            shared.sfb[ring.stage][p][r - TileM] = e8m0_to_float(byte);
+            moderate_b = moderate_b && (is_moderate(byte) || byte == 255);
           }
-          shared.sfb[ring.stage][p][r - TileM] = e8m0_to_float(byte);
-          return byte == 255 || (byte >= kModerateMin && byte <= kModerateMax);
         };
-        empty(shared, ring.stage).wait(ring.phase ^ 1);
-        bool moderate = true, mixed = false;
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i) {
           const int r = thread + i * kLoaderThreads;
 #pragma unroll
           for (int p = 0; p < kPromotions; ++p)
-            if (r < kRows) moderate = store(r, p, now[i][p]) && moderate;
+            if (r < kRows) store_row(r, p, ahead[slot][i][p]);
         }
         if constexpr (SfbRows == 128) {
-          mixed = __any_sync(~0u, uniform_now == 255);
+          const unsigned byte = uniform_ahead[slot];
+          mixed = __any_sync(~0u, byte == 255);
           if (mixed) {  // rare: its rows' scales are fetched only now
 #pragma unroll 1
-            for (int r = TileM + thread; r < TileM + TileN; r += kLoaderThreads)
-              moderate = store(r, 0, __ldg(row_scales(r) + block)) && moderate;
-          } else if (loader == 0 && lane < kUniform) {
-            shared.sfb_uniform[ring.stage][lane] = e8m0_to_float(uniform_now);
+            for (int r = TileM + thread; r < kRows + TileN; r += kLoaderThreads)
+              store_row(r, 0, __ldg(scales_of(r) + block / 4 * static_cast<int64_t>(problem.n)));
+          } else {
+            moderate_b = moderate_a && is_moderate(byte);
+            if (loader == 0 && lane < kUniform) shared.sfb_uniform[ring.stage][lane] = e8m0_to_float(byte);
           }
         }
-        const bool extreme = __any_sync(~0u, !moderate);
+        const bool extreme = __any_sync(~0u, !moderate_b);
         if (lane == 0) {
           auto* flags = reinterpret_cast<uint8_t*>(&shared.flags[ring.stage]);
           flags[loader] = (mixed ? 1 : 0) | (extreme ? 2 : 0);
           if (loader == 0) flags[3] = 0;
         }
-        __syncwarp();
-        if (lane == 0) full(shared, ring.stage).arrive();
-        ring.advance();
+      };
+
+#pragma unroll
+      for (int slot = 0; slot < kDepth; ++slot) load(slot, 4 * slot);
+      for (int first = 0; first < blocks; first += 4 * kDepth) {
+#pragma unroll
+        for (int slot = 0; slot < kDepth; ++slot) {
+          const int block = first + 4 * slot;
+          if (block >= blocks) break;
+          empty(shared, ring.stage).wait(ring.phase ^ 1);
+          store(slot, block);
+          __syncwarp();
+          if (lane == 0) full(shared, ring.stage).arrive();
+          load(slot, block + 4 * kDepth);
+          ring.advance();
+        }
       }
     }
   }
@@ -301,22 +320,17 @@ struct Sm90GroupedGemm {
           const float a0 = shared.sfa[ring.stage][p][row], a1 = shared.sfa[ring.stage][p][row + 8];
           const float* sfb = &shared.sfb[ring.stage][p][column];
           const unsigned flags = shared.flags[ring.stage];
-          if (SfbRows == 128 && !(flags & kMixed)) {
-            UniformScales<TileN> scales;
-            const bool fits = scales.combine(a0, a1, shared.sfb_uniform[ring.stage]);
-            warpgroup_wait<0>();
-            warpgroup_fence_operand(partial);
-            if (fits) {
-              release();
-              scales.promote(sum.data(), partial.data());
-            } else {
-              promote_extreme<TileN, kScaleColumns>(sum.data(), partial.data(), a0, a1, shared.sfb_uniform[ring.stage]);
-              release();
-            }
+          UniformScales<TileN> scales;
+          if (SfbRows == 128) scales.combine(a0, a1, shared.sfb_uniform[ring.stage]);
+          warpgroup_wait<0>();
+          warpgroup_fence_operand(partial);
+          if (SfbRows == 128 && flags == 0) {
+            release();
+            scales.promote(sum.data(), partial.data());
           } else {
-            warpgroup_wait<0>();
-            warpgroup_fence_operand(partial);
-            if (!(flags & kExtreme)) {
+            if (SfbRows == 128 && !(flags & kMixed)) {
+              promote_extreme<TileN, kScaleColumns>(sum.data(), partial.data(), a0, a1, shared.sfb_uniform[ring.stage]);
+            } else if (!(flags & kExtreme)) {
               promote_columns<TileN>(sum.data(), partial.data(), a0, a1, sfb);
             } else {
               promote_extreme<TileN, 1>(sum.data(), partial.data(), a0, a1, sfb);
