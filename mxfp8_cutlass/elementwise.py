@@ -25,7 +25,7 @@ MAX_RUNS = 2**30 - 64
 
 
 class RunMap(ctypes.Structure):
-    """mxfp8::RunMap of memory.cuh."""
+    """mxfp8::RunMap of run_map.cuh."""
 
     _fields_ = (
         ("row_blocks", ctypes.c_uint32),

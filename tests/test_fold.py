@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mx_checks import FP8, check_fold, random_bits, raw, tensor
 
 from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
 from mxfp8_cutlass.quantize import fold, quantize
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 both_types = pytest.mark.parametrize("dtype", FP8, ids=str)
 both_rows = pytest.mark.parametrize("rows", [1, 128])
 SHAPES = [(0, 32), (2, 0, 96), (1, 32), (5, 96), (3, 128), (130, 160), (2, 129, 416), (128, 256), (300, 2880)]
@@ -23,62 +23,13 @@ on_any_device = settings(
 )
 
 
-def raw(xq):
-    return xq.data.view(torch.uint8).cpu().numpy(), xq.scale_bytes.cpu().numpy()
-
-
-def tensor(data, scale, dtype, device="cpu"):
-    data, scale = torch.as_tensor(data, dtype=torch.uint8), torch.as_tensor(scale, dtype=torch.uint8)
-    return MXFP8Tensor(data.contiguous().view(dtype).to(device), scale.contiguous().to(device))
-
-
-def random_bits(shape, dtype, seed, spread=30, nan_share=0.02, zero_share=0.2):
-    """Any element bytes; scales that differ by up to `spread`; some NaN scales, zero blocks and special elements."""
-    rng = np.random.default_rng(seed)
-    *outer, k = shape
-    blocks = (*outer, k // 32)
-    data = rng.integers(0, 256, (*blocks, 32), dtype=np.uint8)
-    special = (data & 0x7F) >= oracle.FORMATS[dtype].finite
-    data = np.where(special & (rng.random(blocks) < 0.8)[..., None], data & 0xBF, data)
-    # Blocks that use a part of the range only, down to zeros of both signs.
-    data = np.where((rng.random(blocks) < 0.3)[..., None], data & 0x8F, data)
-    data = np.where((rng.random(blocks) < zero_share)[..., None], data & 0x80, data)
-    scale = (rng.integers(0, 255 - spread, (*outer[:-1], 1, 1)) + rng.integers(0, spread + 1, blocks)).astype(np.uint8)
-    scale[rng.random(blocks) < nan_share] = 255
-    return data.reshape(shape), scale
-
-
-def assert_as_oracle(data, scale, dtype, rows, device):
-    folded, statistics = fold(tensor(data, scale, dtype, device), rows, return_stats=True)
-    expected_data, expected_scale, expected_tiles, changed = oracle.fold(data, scale, dtype, rows)
-    got_data, got_scale = raw(folded)
-    np.testing.assert_array_equal(got_scale, expected_scale)
-    np.testing.assert_array_equal(got_data, expected_data)
-    assert folded.folded == rows
-    mixed = 0
-    if rows == 1:
-        assert folded.tile_scale is None
-    else:
-        np.testing.assert_array_equal(folded.tile_scale.cpu().numpy(), expected_tiles)
-        mixed = int((expected_tiles == 255).sum())
-    runs = data.size // data.shape[-1] * -(-data.shape[-1] // 128)
-    assert {k: int(v) for k, v in statistics.items()} == {
-        "changed_elements": changed,
-        "runs": runs,
-        "mixed_tiles": mixed,
-    }
-    assert all(v.shape == () and v.dtype == torch.int64 for v in statistics.values())
-    for a, b in zip(raw(fold(tensor(data, scale, dtype, device), rows)), (got_data, got_scale), strict=True):
-        np.testing.assert_array_equal(a, b)  # without statistics: another kernel
-
-
 @both_types
 @both_rows
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("spread", [0, 6, 60, 254])
 def test_random_bits(shape, dtype, rows, spread, device):
     data, scale = random_bits(shape, dtype, seed=spread, spread=spread)
-    assert_as_oracle(data, scale, dtype, rows, device)
+    check_fold(data, scale, dtype, rows, device)
 
 
 @both_types
@@ -88,7 +39,7 @@ def test_quantized_values(shape, dtype, rows, device):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator) * torch.exp(2 * torch.randn(shape, generator=generator))
     data, scale = raw(quantize(x, dtype))
-    assert_as_oracle(data, scale, dtype, rows, device)
+    check_fold(data, scale, dtype, rows, device)
 
 
 @on_any_device
@@ -104,7 +55,7 @@ def test_quantized_values(shape, dtype, rows, device):
 )
 def test_any_bits(device, seed, dtype, rows, n_rows, blocks, spread, zero_share, nan_share):
     data, scale = random_bits((n_rows, 32 * blocks), dtype, seed, spread, nan_share, zero_share)
-    assert_as_oracle(data, scale, dtype, rows, device)
+    check_fold(data, scale, dtype, rows, device)
 
 
 @both_types
@@ -120,8 +71,8 @@ def test_every_element_with_every_shift(dtype, device):
     # Nine blocks: put the first into each run of four.
     order = [0, 1, 2, 3, 0, 4, 5, 6, 0, 7, 8]
     data, scale = data[:, :, order], scale[:, :, order]
-    assert_as_oracle(data.reshape(-1, 32 * 11), scale.reshape(-1, 11), dtype, 1, device)
-    assert_as_oracle(data.reshape(-1, 32 * 11), scale.reshape(-1, 11), dtype, 128, device)
+    check_fold(data.reshape(-1, 32 * 11), scale.reshape(-1, 11), dtype, 1, device)
+    check_fold(data.reshape(-1, 32 * 11), scale.reshape(-1, 11), dtype, 128, device)
 
 
 def one_run(dtype, blocks, device):

@@ -8,13 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from mx_checks import FP8, INPUTS, SCALINGS, check_folding_at_once, check_quantize, random_floats, raw, wild
 
 from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
-from mxfp8_cutlass.quantize import dequantize, fold, quantize
+from mxfp8_cutlass.quantize import dequantize, quantize
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-INPUTS = (torch.bfloat16, torch.float16, torch.float32)
-SCALINGS = ("rceil", "floor")
 every_kind = pytest.mark.parametrize(
     ("x_dtype", "dtype", "scaling"), [(x, d, s) for x in INPUTS for d in FP8 for s in SCALINGS], ids=str
 )
@@ -26,43 +24,12 @@ on_any_device = settings(
 )
 
 
-def bits(xq):
-    return xq.data.view(torch.uint8).cpu().numpy(), xq.scale_bytes.cpu().numpy()
-
-
-def assert_as_oracle(x, dtype, scaling, device):
-    data, scale = bits(quantize(x.to(device), dtype, scaling))
-    expected_data, expected_scale = oracle.quantize(x, dtype, scaling)
-    np.testing.assert_array_equal(scale, expected_scale)
-    np.testing.assert_array_equal(data, expected_data)
-
-
-def assert_folds_alike(x, dtype, scaling, device):
-    separately = fold(quantize(x.to(device), dtype, scaling))
-    at_once = quantize(x.to(device), dtype, scaling, fold=True)
-    assert at_once.folded == 1
-    for a, b in zip(bits(at_once), bits(separately), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
-def wild(shape, dtype, seed=0, spread=4.0):
-    """Values whose blocks, rows and elements differ by orders of magnitude, with zeros of both signs."""
-    generator = torch.Generator().manual_seed(seed)
-    *outer, k = shape
-    x = torch.randn(shape, generator=generator) * torch.exp(spread * torch.randn(shape, generator=generator))
-    by_block = torch.exp2(torch.randint(-14, 6, (*outer, k // 32, 1), generator=generator).float())
-    x = (x.view(*outer, k // 32, 32) * by_block).view(shape)
-    x[torch.rand(shape, generator=generator) < 0.1] = -0.0
-    limit = torch.finfo(dtype).max
-    return x.clamp(-limit, limit).to(dtype)
-
-
 @every_kind
 @pytest.mark.parametrize("shape", [(0, 32), (1, 32), (7, 96), (3, 128), (5, 416), (2, 0, 64), (3, 5, 160), (2, 2880)])
 def test_shapes(x_dtype, dtype, scaling, shape, device):
     x = wild(shape, x_dtype)
-    assert_as_oracle(x, dtype, scaling, device)
-    assert_folds_alike(x, dtype, scaling, device)
+    check_quantize(x, dtype, scaling, device)
+    check_folding_at_once(x, dtype, scaling, device)
 
 
 @every_rule
@@ -73,8 +40,8 @@ def test_every_finite_16_bit_input(x_dtype, dtype, scaling, device):
     x = x[: x.numel() // 128 * 128]
     shuffled = x[torch.randperm(x.numel(), generator=torch.Generator().manual_seed(0))]
     for values in (x, shuffled):  # neighbours of like size, and everything beside everything
-        assert_as_oracle(values.view(-1, 128), dtype, scaling, device)
-        assert_folds_alike(values.view(-1, 128), dtype, scaling, device)
+        check_quantize(values.view(-1, 128), dtype, scaling, device)
+        check_folding_at_once(values.view(-1, 128), dtype, scaling, device)
 
 
 def around(values):
@@ -92,9 +59,9 @@ def test_amax_around_each_change_of_scale(dtype, scaling, device):
     )
     x = torch.rand((amax.numel(), 32), generator=torch.Generator().manual_seed(1)) * amax[:, None]
     x[:, 5] = -amax
-    assert_as_oracle(x, dtype, scaling, device)
+    check_quantize(x, dtype, scaling, device)
     runs = x[torch.randperm(x.shape[0] // 4 * 4, generator=torch.Generator().manual_seed(2))].view(-1, 128)
-    assert_folds_alike(runs, dtype, scaling, device)
+    check_folding_at_once(runs, dtype, scaling, device)
 
 
 @every_rule
@@ -105,7 +72,7 @@ def test_elements_around_each_rounding_boundary(dtype, scaling, device):
     blocks[:, 0] = float(table[-1])
     blocks[:, 1:] = torch.nn.functional.pad(x, (0, -x.numel() % 31)).view(-1, 31)
     for exponent in (0, 40, -100):
-        assert_as_oracle(blocks * 2.0**exponent, dtype, scaling, device)
+        check_quantize(blocks * 2.0**exponent, dtype, scaling, device)
 
 
 @every_rule
@@ -123,7 +90,7 @@ def test_folding_at_once_rounds_twice(dtype, scaling, neighbour, device):
     rows[:, 1:, 0] = float(table[-1])
     rows[:, 1, 1:], rows[:, 2, 1:], rows[:, 3, 1:] = x, -x, x * 1.03
     rows[:, 3, 0] *= 1.1  # saturates under "floor"
-    assert_folds_alike(rows.view(-1, 128), dtype, scaling, device)
+    check_folding_at_once(rows.view(-1, 128), dtype, scaling, device)
 
 
 @every_kind
@@ -134,7 +101,7 @@ def test_rows_of_the_special_value_table(x_dtype, dtype, scaling, device):
     def block(*values):
         x = torch.full((1, 32), 1.0, dtype=x_dtype)
         x[0, : len(values)] = torch.tensor(values, dtype=x_dtype)
-        data, scale = bits(quantize(x.to(device), dtype, scaling))
+        data, scale = raw(quantize(x.to(device), dtype, scaling))
         return data[0], scale[0, 0]
 
     for values in [(nan,), (-nan,), (inf,), (-inf,), (nan, inf, 0.0)]:
@@ -170,14 +137,9 @@ def test_rows_of_the_special_value_table(x_dtype, dtype, scaling, device):
     st.integers(1, 13),
 )
 def test_any_bits(device, seed, x_dtype, dtype, scaling, rows, blocks):
-    """Random bit patterns: NaN, Inf and subnormals anywhere, exponents of every size."""
-    rng = np.random.default_rng(seed)
-    raw = torch.from_numpy(rng.integers(0, 256, (rows, 32 * blocks * x_dtype.itemsize), dtype=np.uint8))
-    x = raw.view(x_dtype)
-    keep = torch.from_numpy(rng.random((rows, 1)) < 0.3)  # rows that may hold NaN and Inf; others have none
-    clean = torch.where(torch.isfinite(x) | keep, x, torch.zeros_like(x))
-    assert_as_oracle(clean, dtype, scaling, device)
-    assert_folds_alike(clean, dtype, scaling, device)
+    x = random_floats((rows, 32 * blocks), x_dtype, seed)
+    check_quantize(x, dtype, scaling, device)
+    check_folding_at_once(x, dtype, scaling, device)
 
 
 @pytest.mark.parametrize("dtype", FP8, ids=str)

@@ -94,7 +94,7 @@ def test_needed_scale_from_the_bits(dtype):
     "runs_per_row", [1, 2, 3, 5, 7, 23, 127, 128, 129, 1000, 65535, 65537, 2**20 + 1, 2**29 - 1, 2**30]
 )
 def test_dividing_run_numbers(runs_per_row):
-    """memory.cuh, locate: row = run * multiplier >> shift."""
+    """run_map.cuh, locate: row = run * multiplier >> shift."""
     runs = run_map(3, 4 * runs_per_row - 1)  # rows that end with a short run
     assert runs.runs_per_row == runs_per_row
     edges = np.array([0, 1, 2**30, MAX_RUNS, 2**31 - 1], dtype=object)

@@ -1,7 +1,7 @@
 // MXFP8 to bf16, fp16 or fp32: value * 2^(scale - 127), exact in float unless too large for it, then rounded once.
 #pragma once
 
-#include "mxfp8/memory.cuh"
+#include "mxfp8/fp8.cuh"
 
 namespace mxfp8 {
 
@@ -14,20 +14,12 @@ struct DequantizeParams {
 
 struct ToBf16 {
   static constexpr int kElements = 8;  // in 16 bytes
-  static __device__ u32 pack2(float low, float high) {
-    u32 out;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-    return out;
-  }
+  static __device__ u32 pack2(float low, float high) { return ptx::bf16x2_from_floats(low, high); }
 };
 
 struct ToFp16 {
   static constexpr int kElements = 8;
-  static __device__ u32 pack2(float low, float high) {
-    u32 out;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
-    return out;
-  }
+  static __device__ u32 pack2(float low, float high) { return ptx::f16x2_from_floats(low, high); }
 };
 
 struct ToFp32 {
@@ -50,9 +42,9 @@ struct Dequantize {
       u64 element = first + i * 32 * kElements;
       if (element >= params.elements) element = 0;  // whatever it is, it is not stored
       load(params.data + element, bytes[i]);
-      scale[i] = load1(params.scale + element / kBlock);
+      scale[i] = ptx::load1(params.scale + element / kBlock);
     }
-    after_loads();
+    ptx::after_loads();
 
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -64,9 +56,9 @@ struct Dequantize {
   }
 
  private:
-  static __device__ void load(const u8* address, u32 (&bytes)[1]) { bytes[0] = load4(address); }
+  static __device__ void load(const u8* address, u32 (&bytes)[1]) { bytes[0] = ptx::load4(address); }
   static __device__ void load(const u8* address, u32 (&bytes)[2]) {
-    const uint2 both = load8(address);
+    const uint2 both = ptx::load8(address);
     bytes[0] = both.x;
     bytes[1] = both.y;
   }

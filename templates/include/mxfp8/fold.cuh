@@ -2,7 +2,7 @@
 // registers between the search for the shared scale and the shift: each is read once and written once.
 #pragma once
 
-#include "mxfp8/memory.cuh"
+#include "mxfp8/run_map.cuh"
 
 namespace mxfp8 {
 
@@ -35,8 +35,8 @@ struct FoldLane {
     block[i] = its_block;
     // Lanes without a block load another's and store nothing: a predicate for each load would serialize the loads.
     const u32 source = its_block != kNoBlock ? its_block : 0;
-    const uint4 raw = load16(params.data + offset(source));
-    scale[i] = load1(params.scale + source);
+    const uint4 raw = ptx::load16(params.data + offset(source));
+    scale[i] = ptx::load1(params.scale + source);
     words[i][0] = raw.x;
     words[i][1] = raw.y;
     words[i][2] = raw.z;
@@ -120,7 +120,7 @@ __device__ void fold_runs(const FoldParams& params) {
     const u32 in_run = threadIdx.x % Lane::kRunLanes / Lane::kBlockLanes;
     lane.load(params, i, locate(params.map, first_run + i * kRunsPerLoad, in_run));
   }
-  after_loads();
+  ptx::after_loads();
 #pragma unroll
   for (int i = 0; i < Lane::kLoads; ++i) lane.store(params, i, shared_scale(lane.run_scale(i)));
   lane.report(params);
@@ -149,7 +149,7 @@ __device__ void fold_tiles(const FoldParams& params) {
     const bool inside = row < params.rows && in_row < params.row_blocks;
     lane.load(params, i, inside ? (matrix * params.rows + row) * params.row_blocks + in_row : kNoBlock);
   }
-  after_loads();
+  ptx::after_loads();
 
   int needed[Lane::kLoads];
   int highest = kNoScale, lowest = kScaleNan;

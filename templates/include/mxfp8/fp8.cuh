@@ -1,13 +1,9 @@
-// FP8 elements as bytes: conversion, classification, and the E8M0 scales that go with them. Needs no CUDA header, which
-// keeps the elementwise kernels' compile time well under a second.
+// FP8 elements as bytes: conversion, classification, and the E8M0 scales that go with them.
 #pragma once
 
-namespace mxfp8 {
+#include "mxfp8/ptx.cuh"
 
-using u8 = unsigned char;
-using u16 = unsigned short;
-using u32 = unsigned int;
-using u64 = unsigned long long;
+namespace mxfp8 {
 
 constexpr int kBlock = 32;       // elements that share one E8M0 scale
 constexpr int kBlocksPerRun = 4;  // blocks that share one scale once folded
@@ -18,28 +14,15 @@ constexpr int kNoScale = -1000;  // below every scale: nothing in here needs one
 constexpr u32 kAllLanes = 0xFFFFFFFFu;
 
 struct E4M3 {
-  static constexpr int kEmax = 8;            // exponent of the largest value
+  static constexpr int kEmax = 8;  // exponent of the largest value
   static constexpr float kDmax = 448.0f;
   static constexpr u32 kMinNormal = 0x08;
   static constexpr u32 kFirstNonFinite = 0x7F;  // NaN
   static constexpr int kTileLimit = 8;
 
-  // Two floats to two bytes, `low` in bits 0-7: round to nearest even, saturating.
-  static __device__ u16 pack2(float low, float high) {
-    u16 out;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
-    return out;
-  }
-  static __device__ u16 pack2_half(u32 halves) {
-    u16 out;
-    asm("cvt.rn.satfinite.e4m3x2.f16x2 %0, %1;" : "=h"(out) : "r"(halves));
-    return out;
-  }
-  static __device__ u32 to_half2(u16 bytes) {
-    u32 out;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(out) : "h"(bytes));
-    return out;
-  }
+  static __device__ u16 pack2(float low, float high) { return ptx::e4m3x2_from_floats(low, high); }
+  static __device__ u16 pack2_half(u32 halves) { return ptx::e4m3x2_from_halves(halves); }
+  static __device__ u32 to_half2(u16 bytes) { return ptx::halves_from_e4m3x2(bytes); }
 };
 
 struct E5M2 {
@@ -49,38 +32,20 @@ struct E5M2 {
   static constexpr u32 kFirstNonFinite = 0x7C;  // Inf, then NaN
   static constexpr int kTileLimit = 22;
 
-  static __device__ u16 pack2(float low, float high) {
-    u16 out;
-    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(out) : "f"(high), "f"(low));
-    return out;
-  }
-  static __device__ u16 pack2_half(u32 halves) {
-    u16 out;
-    asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(out) : "r"(halves));
-    return out;
-  }
-  static __device__ u32 to_half2(u16 bytes) {
-    u32 out;
-    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(out) : "h"(bytes));
-    return out;
-  }
+  static __device__ u16 pack2(float low, float high) { return ptx::e5m2x2_from_floats(low, high); }
+  static __device__ u16 pack2_half(u32 halves) { return ptx::e5m2x2_from_halves(halves); }
+  static __device__ u32 to_half2(u16 bytes) { return ptx::halves_from_e5m2x2(bytes); }
 };
-
-__device__ inline float half_to_float(u16 bits) {
-  float out;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));
-  return out;
-}
 
 // Exact: every FP8 value is a half.
 template <class Format>
 __device__ void unpack4(u32 bytes, float (&out)[4]) {
   const u32 low = Format::to_half2(static_cast<u16>(bytes));
   const u32 high = Format::to_half2(static_cast<u16>(bytes >> 16));
-  out[0] = half_to_float(static_cast<u16>(low));
-  out[1] = half_to_float(static_cast<u16>(low >> 16));
-  out[2] = half_to_float(static_cast<u16>(high));
-  out[3] = half_to_float(static_cast<u16>(high >> 16));
+  out[0] = ptx::float_from_half(static_cast<u16>(low));
+  out[1] = ptx::float_from_half(static_cast<u16>(low >> 16));
+  out[2] = ptx::float_from_half(static_cast<u16>(high));
+  out[3] = ptx::float_from_half(static_cast<u16>(high >> 16));
 }
 
 template <class Format>
@@ -100,22 +65,16 @@ __device__ inline float power_of_two(int exponent) {
   return __int_as_float(exponent > -kBias ? (exponent + kBias) << 23 : 1 << 22);
 }
 
-__device__ inline u32 max_u16x2(u32 a, u32 b) {
-  u32 out;
-  asm("max.u16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  return out;
-}
-
 // The largest magnitude of 16 elements as an FP8 byte: bytes order like the values that they encode, with Inf and NaN at
 // the top.
 __device__ inline u32 magnitude_max16(const u32 (&words)[4]) {
   u32 even = 0, odd = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    even = max_u16x2(even, words[i] & 0x007F007Fu);
-    odd = max_u16x2(odd, words[i] & 0x7F007F00u);
+    even = ptx::max_u16x2(even, words[i] & 0x007F007Fu);
+    odd = ptx::max_u16x2(odd, words[i] & 0x7F007F00u);
   }
-  even = max_u16x2(even, odd >> 8);
+  even = ptx::max_u16x2(even, odd >> 8);
   return max(even & 0xFFFFu, even >> 16);
 }
 
@@ -124,7 +83,7 @@ __device__ inline u32 magnitude_max16(const u32 (&words)[4]) {
 template <class Format>
 __device__ int needed_scale(u32 magnitude, int scale) {
   if (magnitude == 0 || scale == kScaleNan) return kNoScale;
-  const u32 bits = __float_as_uint(half_to_float(static_cast<u16>(Format::to_half2(static_cast<u16>(magnitude)))));
+  const u32 bits = __float_as_uint(ptx::float_from_half(static_cast<u16>(Format::to_half2(static_cast<u16>(magnitude)))));
   return scale - kBias - Format::kEmax + static_cast<int>((bits + 0x1FFFFF) >> 23);
 }
 
@@ -147,7 +106,7 @@ __device__ void shift_finite(u32 (&words)[N], int steps) {
     const int step = min(max(steps, -14), 15);
     const u32 factor = static_cast<u32>(step + 15) * 0x04000400u;
 #pragma unroll
-    for (int i = 0; i < 2 * N; ++i) asm("mul.rn.f16x2 %0, %0, %1;" : "+r"(halves[i]) : "r"(factor));
+    for (int i = 0; i < 2 * N; ++i) halves[i] = ptx::mul_f16x2(halves[i], factor);
     steps -= step;
   } while (steps != 0);
 #pragma unroll

@@ -2,7 +2,7 @@
 // flight, and a warp's 32 scales are computed and stored at once, one by each lane.
 #pragma once
 
-#include "mxfp8/memory.cuh"
+#include "mxfp8/run_map.cuh"
 
 namespace mxfp8 {
 
@@ -50,8 +50,8 @@ struct Fp16 {
     const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      out[2 * i] = half_to_float(static_cast<u16>(words[i]));
-      out[2 * i + 1] = half_to_float(static_cast<u16>(words[i] >> 16));
+      out[2 * i] = ptx::float_from_half(static_cast<u16>(words[i]));
+      out[2 * i + 1] = ptx::float_from_half(static_cast<u16>(words[i] >> 16));
     }
   }
 };
@@ -73,14 +73,14 @@ struct Fp32 {
 // The largest magnitude as a float's bits. Magnitudes order like their bits, with Inf and NaN at the top.
 __device__ inline u32 magnitude_max_u16(uint4 raw) {
   constexpr u32 kMagnitude = 0x7FFF7FFFu;
-  const u32 pairs = max_u16x2(max_u16x2(raw.x & kMagnitude, raw.y & kMagnitude),
-                              max_u16x2(raw.z & kMagnitude, raw.w & kMagnitude));
+  const u32 pairs = ptx::max_u16x2(ptx::max_u16x2(raw.x & kMagnitude, raw.y & kMagnitude),
+                              ptx::max_u16x2(raw.z & kMagnitude, raw.w & kMagnitude));
   return max(pairs & 0xFFFFu, pairs >> 16);
 }
 
 __device__ inline u32 Bf16::amax(uint4 raw) { return magnitude_max_u16(raw) << 16; }
 __device__ inline u32 Fp16::amax(uint4 raw) {
-  return __float_as_uint(half_to_float(static_cast<u16>(magnitude_max_u16(raw))));
+  return __float_as_uint(ptx::float_from_half(static_cast<u16>(magnitude_max_u16(raw))));
 }
 
 template <class Input, class Format, class Scaling, bool Fold>
@@ -116,9 +116,9 @@ struct Quantize {
       }
       // Lanes without a block load another's and store nothing: a predicate for each load would serialize the loads.
       const u32 source = block[i] != kNoBlock ? block[i] : 0;
-      raw[i] = load16(params.input + (static_cast<u64>(source) * kBlockLanes + in_block) * 16);
+      raw[i] = ptx::load16(params.input + (static_cast<u64>(source) * kBlockLanes + in_block) * 16);
     }
-    after_loads();
+    ptx::after_loads();
 
     // Lane l of a block takes care of the block's scale in load l.
     u32 my_amax = 0, my_block = 0;

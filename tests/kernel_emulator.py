@@ -1,0 +1,59 @@
+"""The elementwise kernels on a CPU: their own templates and headers, compiled with g++ over tests/emulator/."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from mxfp8_cutlass.generator.elementwise_config import elementwise_configs
+from mxfp8_cutlass.generator.render import render
+from mxfp8_cutlass.templates import INCLUDE
+
+EMULATOR = Path(__file__).parent / "emulator"
+OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
+
+
+class Kernels:
+    """All kernels of one target, as functions of a struct and a grid."""
+
+    def __init__(self, compiler: str, folder: Path) -> None:
+        configs = elementwise_configs("90a")
+        sources = {config: render(config) for config in configs}
+        headers = sorted(
+            {line for text in sources.values() for line in text.splitlines() if line.startswith("#include")}
+        )
+        parts = ['#include "cuda_on_cpu.h"', *headers]
+        for config, text in sources.items():
+            body = re.sub(r"^#include.*$", "", text, flags=re.MULTILINE).replace('extern "C"', "")
+            params = re.search(r"mxfp8::\w+Params", body)[0]
+            parts.append(f"namespace of_{config.name} {{ {body} }}")
+            call = f"of_{config.name}::{config.name}(*params)"
+            parts.append(
+                f'extern "C" void {config.name}(const {params}* params, unsigned grid) '
+                f"{{ emulator::launch([=] {{ {call}; }}, grid, {config.threads}); }}"
+            )
+        source, library = folder / "kernels.cpp", folder / "kernels.so"
+        source.write_text("\n".join(parts))
+        includes = [f"-I{EMULATOR}", f"-I{INCLUDE}"]  # the emulator's ptx.cuh first
+        subprocess.run([compiler, *OPTIONS, *includes, str(source), "-o", str(library)], check=True)
+        self._library = ctypes.CDLL(str(library))
+        self.launched: list[str] = []
+
+    def launch(self, config, params, grid, device) -> None:
+        """In place of elementwise._launch."""
+        if grid:
+            self.launched.append(config.name)
+            getattr(self._library, config.name)(ctypes.byref(params), ctypes.c_uint(grid))
+
+
+def find_compiler() -> str | None:
+    """A g++ that knows _Float16, if there is one."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        return None
+    command = [compiler, "-x", "c++", "-fsyntax-only", "-"]
+    probe = subprocess.run(command, input=b"_Float16 x;", capture_output=True, check=False)
+    return compiler if probe.returncode == 0 else None
