@@ -61,7 +61,11 @@ def test_structs_mirror_the_kernels(name):
     """The compiler checks size and offsets. NVRTC's offsetof is no constant; its front end's __INTADDR__ is."""
     struct = getattr(elementwise, f"{name.capitalize()}Params")
     where = f"mxfp8::{struct.__name__}"
-    lines = [f'#include "mxfp8/{name}.cuh"', f"static_assert(sizeof({where}) == {ctypes.sizeof(struct)});"]
+    lines = [
+        '#include "mxfp8/run_map.cuh"',
+        f'#include "mxfp8/{name}.cuh"',
+        f"static_assert(sizeof({where}) == {ctypes.sizeof(struct)});",
+    ]
     for mirrored in (struct, elementwise.RunMap):
         for field, _ in mirrored._fields_:
             address = f"__INTADDR__(&static_cast<mxfp8::{mirrored.__name__}*>(nullptr)->{field})"
