@@ -43,7 +43,9 @@ class QuantizeParams(ctypes.Structure):
         ("input", ctypes.c_void_p),
         ("data", ctypes.c_void_p),
         ("scale", ctypes.c_void_p),
+        ("run_scale", ctypes.c_void_p),
         ("map", RunMap),
+        ("rows", ctypes.c_uint32),
     )
 
 
@@ -55,6 +57,7 @@ class FoldParams(ctypes.Structure):
         ("scale", ctypes.c_void_p),
         ("data_out", ctypes.c_void_p),
         ("scale_out", ctypes.c_void_p),
+        ("run_scale", ctypes.c_void_p),
         ("tile_scale", ctypes.c_void_p),
         ("changed", ctypes.c_void_p),
         ("map", RunMap),
@@ -78,13 +81,11 @@ class DequantizeParams(ctypes.Structure):
 
 @lru_cache(maxsize=256)
 def run_map(rows: int, row_blocks: int) -> RunMap:
-    """Runs of up to 4 blocks that never cross rows; tensors in which none could are described as one row.
+    """Runs of up to 4 blocks that do not cross rows.
 
     The division by d = runs_per_row becomes a multiplication by ceil(2**shift / d) with shift = 31 + ceil(log2(d)): its
     excess, below d / 2**shift per run, stays below 1 / d for run numbers below 2**31.
     """
-    if row_blocks % (RUN // BLOCK) == 0:
-        rows, row_blocks = 1, rows * row_blocks
     runs_per_row = -(-row_blocks * BLOCK // RUN)
     divisor = max(1, runs_per_row)
     shift = 31 + (divisor - 1).bit_length()
@@ -96,18 +97,23 @@ def quantize(x: torch.Tensor, dtype: torch.dtype, scaling: str, *, fold: bool) -
     data = torch.empty(x.shape, dtype=dtype, device=x.device)
     scale = torch.empty((*x.shape[:-1], x.shape[-1] // BLOCK), dtype=torch.float8_e8m0fnu, device=x.device)
     config = _quantize_config(target_of(x.device), DTYPE_NAMES[dtype], DTYPE_NAMES[x.dtype], scaling, fold)
-    # Without folding, runs may cross rows: all blocks are one row.
-    runs = run_map(scale.numel() // scale.shape[-1], scale.shape[-1]) if fold else run_map(1, scale.numel())
-    params = QuantizeParams(x.data_ptr(), data.data_ptr(), scale.data_ptr(), runs)
-    _launch(config, params, -(-runs.runs // config.runs_per_cta), x.device)
-    return MXFP8Tensor.unchecked(data, scale, folded=int(fold))
+    params = QuantizeParams(x.data_ptr(), data.data_ptr(), scale.data_ptr())
+    run_scale = None
+    if fold:
+        run_scale = _empty_run_scale(x)
+        params.run_scale, params.rows = run_scale.data_ptr(), x.shape[-2]
+        params.map = run_map(scale.numel() // scale.shape[-1], scale.shape[-1])
+    else:  # runs may cross rows: all blocks are one row
+        params.map = run_map(1, scale.numel())
+    _launch(config, params, -(-params.map.runs // config.runs_per_cta), x.device)
+    return MXFP8Tensor.unchecked(data, scale, int(fold), run_scale=run_scale)
 
 
 def fold(xq: MXFP8Tensor, rows: int, *, stats: bool) -> tuple[MXFP8Tensor, torch.Tensor | None]:
     """See `mxfp8_cutlass.fold`; also the number of changed elements, if `stats`."""
     data, scale = torch.empty_like(xq.data), torch.empty_like(xq.scale)
     changed = torch.zeros((), dtype=torch.int64, device=xq.device) if stats else None
-    tile_scale = None
+    tile_scale, run_scale = None, _empty_run_scale(data)
     n_rows, row_blocks = xq.shape[-2], xq.K // BLOCK
     config = _fold_config(target_of(xq.device), DTYPE_NAMES[xq.dtype], rows, stats)
     params = FoldParams(
@@ -115,19 +121,21 @@ def fold(xq: MXFP8Tensor, rows: int, *, stats: bool) -> tuple[MXFP8Tensor, torch
         scale=xq.scale.data_ptr(),
         data_out=data.data_ptr(),
         scale_out=scale.data_ptr(),
+        run_scale=run_scale.data_ptr(),
+        rows=n_rows,
         changed=None if changed is None else changed.data_ptr(),
     )
     if rows == TILE_ROWS:
         tile_scale = torch.empty(tile_scale_shape(xq.shape), dtype=torch.uint8, device=xq.device)
         params.tile_scale = tile_scale.data_ptr()
-        params.rows, params.row_tiles, params.runs_per_row = n_rows, tile_scale.shape[-2], tile_scale.shape[-1]
+        params.row_tiles, params.runs_per_row = tile_scale.shape[-2:]
         params.row_blocks = row_blocks
         grid = tile_scale.numel()
     else:
         params.map = run_map(xq.data.numel() // xq.K, row_blocks)
         grid = -(-params.map.runs // config.runs_per_cta)
     _launch(config, params, grid, xq.device)
-    return MXFP8Tensor.unchecked(data, scale, rows, tile_scale), changed
+    return MXFP8Tensor.unchecked(data, scale, rows, tile_scale, run_scale), changed
 
 
 def dequantize(xq: MXFP8Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -143,6 +151,10 @@ def dequantize(xq: MXFP8Tensor, dtype: torch.dtype) -> torch.Tensor:
 _quantize_config = lru_cache(maxsize=None)(QuantizeConfig)
 _fold_config = lru_cache(maxsize=None)(FoldConfig)
 _dequantize_config = lru_cache(maxsize=None)(DequantizeConfig)
+
+
+def _empty_run_scale(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty((*x.shape[:-2], -(-x.shape[-1] // RUN), x.shape[-2]), dtype=torch.uint8, device=x.device)
 
 
 def _launch(config: KernelConfig, params: ctypes.Structure, grid: int, device: torch.device) -> None:

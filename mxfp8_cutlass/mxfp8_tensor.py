@@ -38,7 +38,7 @@ class MXFP8Tensor:
         ValueError: a shape, a layout, a device or `folded` breaks a rule above.
     """
 
-    __slots__ = ("_run_scale", "data", "folded", "scale", "tile_scale")
+    __slots__ = ("_scale_by_run", "data", "folded", "scale", "tile_scale")
 
     data: torch.Tensor
     scale: torch.Tensor
@@ -66,15 +66,25 @@ class MXFP8Tensor:
 
     def _set(self, data: torch.Tensor, scale: torch.Tensor, folded: int, tile_scale: torch.Tensor | None) -> None:
         self.data, self.scale, self.folded, self.tile_scale = data, scale, folded, tile_scale
-        self._run_scale: torch.Tensor | None = None
+        self._scale_by_run: dict[int, torch.Tensor] = {}
 
     @classmethod
     def unchecked(
-        cls, data: torch.Tensor, scale: torch.Tensor, folded: int = 0, tile_scale: torch.Tensor | None = None
+        cls,
+        data: torch.Tensor,
+        scale: torch.Tensor,
+        folded: int = 0,
+        tile_scale: torch.Tensor | None = None,
+        run_scale: torch.Tensor | None = None,
     ) -> MXFP8Tensor:
-        """For parts that this package made itself: no checks, since these cost more than launching a kernel does."""
+        """For parts that this package made itself: no checks, since these cost more than launching a kernel does.
+
+        `run_scale`: what scale_by_run(128) is to return, if it is known already.
+        """
         self = cls.__new__(cls)
         self._set(data, scale.view(torch.float8_e8m0fnu), folded, tile_scale)
+        if run_scale is not None:
+            self._scale_by_run[RUN] = run_scale
         return self
 
     @property
@@ -107,17 +117,16 @@ class MXFP8Tensor:
         """The scales as the uint8 biased exponents that they are; shares memory with `scale`."""
         return self.scale.view(torch.uint8)
 
-    @property
-    def run_scale(self) -> torch.Tensor:
-        """A folded tensor's shared scales, run by run: uint8 (..., ceil(K / 128), R), contiguous; made once, then kept.
+    def scale_by_run(self, promotion_k: int) -> torch.Tensor:
+        """The scales as the grouped GEMM kernels read them: uint8 (..., ceil(K / promotion_k), R), made once and kept.
 
-        The grouped GEMM kernels read them in this order, in which the scales that a tile needs at once lie together.
+        A tile's scales of one run of `promotion_k` elements lie together in this order. promotion_k is 32, or 128 for a
+        folded tensor.
         """
-        if not self.folded:
-            raise ValueError("folded is 0: only a folded tensor has one scale per run")
-        if self._run_scale is None:
-            self._run_scale = self.scale_bytes[..., :: RUN // BLOCK].mT.contiguous()
-        return self._run_scale
+        if promotion_k not in self._scale_by_run:
+            by_run = self.scale_bytes[..., :: promotion_k // BLOCK].mT
+            self._scale_by_run[promotion_k] = by_run.contiguous()
+        return self._scale_by_run[promotion_k]
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The values in `dtype`; see `mxfp8_cutlass.dequantize`."""

@@ -74,9 +74,17 @@ def check_folding_at_once(x, dtype, scaling, device):
     expected_data, expected_scale, _, _ = oracle.fold(data, scale, dtype, rows=1)
     at_once = quantize(x.to(device), dtype, scaling, fold=True)
     assert at_once.folded == 1
+    check_scale_by_run(at_once)
     got_data, got_scale = raw(at_once)
     np.testing.assert_array_equal(got_scale, expected_scale)
     np.testing.assert_array_equal(got_data, expected_data)
+
+
+def check_scale_by_run(folded):
+    """The kernels write it; elsewhere it is made from the scales."""
+    by_run = folded.scale_by_run(128)
+    assert by_run.is_contiguous()
+    np.testing.assert_array_equal(by_run.cpu().numpy(), np.swapaxes(raw(folded)[1][..., ::4], -1, -2))
 
 
 def check_fold(data, scale, dtype, rows, device):
@@ -86,6 +94,7 @@ def check_fold(data, scale, dtype, rows, device):
     np.testing.assert_array_equal(got_scale, expected_scale)
     np.testing.assert_array_equal(got_data, expected_data)
     assert folded.folded == rows
+    check_scale_by_run(folded)
     mixed = 0
     if rows == 1:
         assert folded.tile_scale is None

@@ -107,8 +107,8 @@ def test_dividing_run_numbers(runs_per_row):
 
 
 def test_run_maps():
-    flat = run_map(300, 8)  # no short runs: one row
-    assert (flat.row_blocks, flat.runs, flat.runs_per_row) == (2400, 600, 600)
+    full = run_map(300, 8)
+    assert (full.row_blocks, full.runs, full.runs_per_row) == (8, 600, 2)
     short = run_map(300, 5)
     assert (short.row_blocks, short.runs, short.runs_per_row) == (5, 600, 2)
     assert (run_map(0, 5).runs, run_map(0, 8).runs) == (0, 0)

@@ -11,11 +11,12 @@ struct FoldParams {
   const u8* scale;
   u8* data_out;         // 16-byte aligned
   u8* scale_out;
+  u8* run_scale;        // the shared scales once more, (matrices, runs of a row, rows)
   u8* tile_scale;       // (matrices, row_tiles, runs of a row); rows=128 only
   u64* changed;         // counter of elements whose value changed; with statistics only
   RunMap map;           // rows=1 only
-  // rows=128 only: rows and tiles of rows of one matrix, blocks and runs of a row
-  u32 rows, row_tiles, row_blocks, runs_per_row;
+  u32 rows;             // of one matrix
+  u32 row_tiles, row_blocks, runs_per_row;  // rows=128 only: tiles of rows of one matrix; blocks and runs of a row
 };
 
 // What both kernels do with the elements of a thread: 16 from each of 4 loads. Eight lanes hold a run, two a block.
@@ -122,7 +123,13 @@ __device__ void fold_runs(const FoldParams& params) {
   }
   ptx::after_loads();
 #pragma unroll
-  for (int i = 0; i < Lane::kLoads; ++i) lane.store(params, i, shared_scale(lane.run_scale(i)));
+  for (int i = 0; i < Lane::kLoads; ++i) {
+    const u32 run = first_run + i * kRunsPerLoad;
+    const int shared = shared_scale(lane.run_scale(i));
+    lane.store(params, i, shared);
+    if (threadIdx.x % Lane::kRunLanes == 0 && run < params.map.runs)
+      params.run_scale[run_scale_index(params.map, run, params.rows)] = static_cast<u8>(shared);
+  }
   lane.report(params);
 }
 
@@ -175,7 +182,13 @@ __device__ void fold_tiles(const FoldParams& params) {
   const bool mixed = highest - lowest > Format::kTileLimit;
   if (threadIdx.x == 0) params.tile_scale[blockIdx.x] = static_cast<u8>(mixed ? kScaleNan : shared_scale(highest));
 #pragma unroll
-  for (int i = 0; i < Lane::kLoads; ++i) lane.store(params, i, shared_scale(mixed ? needed[i] : highest));
+  for (int i = 0; i < Lane::kLoads; ++i) {
+    const u32 row = first_row + i * kRowsPerLoad;
+    const int shared = shared_scale(mixed ? needed[i] : highest);
+    lane.store(params, i, shared);
+    if (threadIdx.x % Lane::kRunLanes == 0 && row < params.rows)
+      params.run_scale[(matrix * params.runs_per_row + run_in_row) * params.rows + row] = static_cast<u8>(shared);
+  }
   lane.report(params);
 }
 

@@ -19,9 +19,9 @@ struct alignas(64) TensorMap {
 struct Problem {
   TensorMap map_a;           // (batch, M, K), box (1, TileM / ClusterN, 128), 128-byte swizzle
   TensorMap map_b;           // (batch, N, K), box (1, TileN / ClusterM, 128), 128-byte swizzle
-  const uint8_t* sfa;        // E8M0: (batch, ceil(K / 128), M) where operands are folded, else (batch, M, K / 32)
-  const uint8_t* sfb;        // E8M0: (batch, ceil(K / 128), N) where operands are folded, else (batch, N, K / 32)
-  const uint8_t* sfb_tiles;  // (batch, ceil(N / 128), ceil(K / 128)) E8M0, 255 = "no single scale: read the rows'"
+  const uint8_t* sfa;        // (batch, ceil(K / PromotionK), M) E8M0, so that the scales of a stage lie together
+  const uint8_t* sfb;        // (batch, ceil(K / PromotionK), N)
+  const uint8_t* sfb_tiles;  // (batch, ceil(N / 128), ceil(K / 128)), 255 = "no single scale: see the rows' in sfb"
   void* out;                 // (batch, M, N)
   const void* bias;          // (batch, N) in the output's type, or null
   int m, n, k;

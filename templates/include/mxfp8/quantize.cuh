@@ -10,7 +10,9 @@ struct QuantizeParams {
   const u8* input;  // contiguous, 16-byte aligned
   u8* data;         // 8-byte aligned
   u8* scale;
+  u8* run_scale;    // folding only: the shared scales once more, (matrices, runs of a row, rows)
   RunMap map;       // one row of all blocks, unless folding
+  u32 rows;         // of one matrix; folding only
 };
 
 struct Rceil {
@@ -135,7 +137,14 @@ struct Quantize {
     }
     u8 stored;
     const Scales mine = scales(my_amax, my_block != kNoBlock, stored);
-    if (my_block != kNoBlock) params.scale[my_block] = stored;
+    if (my_block != kNoBlock) {
+      params.scale[my_block] = stored;
+      if constexpr (Fold) {
+        const u32 nth = (warp * kLoads + in_block) * kBlocksPerLoad + lane / kBlockLanes;
+        if (nth % kBlocksPerRun == 0)
+          params.run_scale[run_scale_index(params.map, nth / kBlocksPerRun, params.rows)] = stored;
+      }
+    }
 
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {

@@ -179,29 +179,24 @@ struct Sm90GroupedGemm {
 
   // Warps 1-3: scales, byte by byte, since a group may start at any row and the copy engine asks for 16-byte alignment.
   // The next stages' loads are under way while a stage is stored, and nothing but the store depends on a load: the
-  // latencies of loads that are waited for one by one would set the kernel's pace. Hence no predicates: rows and blocks
+  // latencies of loads that are waited for one by one would set the kernel's pace. Hence no predicates: rows and runs
   // past an end repeat the last one, and the products they scale are zero or never stored.
   static __device__ void load_scales(Shared& shared, Scheduler& scheduler) {
-    constexpr bool kFolded = kPromotions == 1;
     constexpr int kRows = SfbRows == 1 ? TileM + TileN : TileM;  // of the A tile and the B tile below it
     constexpr int kRowsPerThread = (kRows + kLoaderThreads - 1) / kLoaderThreads;
-    constexpr int kDepth = kFolded ? 2 : 1;  // stages under way
+    constexpr int kDepth = kPromotions == 1 ? 2 : 1;  // stages under way
     constexpr int kUniform = TileN / kScaleColumns;
     const int thread = threadIdx.x - 32, lane = threadIdx.x % 32, loader = thread / 32;
     RingPosition<Stages> ring;
     Tile tile;
     while (scheduler.next(tile)) {
       const Problem& problem = *tile.problem;
-      const int blocks = problem.k / 32, tiles_k = (blocks + 3) / 4;
-      // Folded scales lie (batch, tiles_k, rows), others (batch, rows, blocks).
-      auto scales_of = [&](int r) -> const uint8_t* {
-        const bool is_a = r < TileM;
-        const int64_t rows = is_a ? problem.m : problem.n, batch = is_a ? tile.batch_a : tile.batch_b;
-        const int row = is_a ? tile.m0 + min(r, tile.rows - 1) : min(tile.n0 + r - TileM, problem.n - 1);
-        const uint8_t* scales = is_a ? problem.sfa : problem.sfb;
-        return kFolded ? scales + batch * tiles_k * rows + row : scales + (batch * rows + row) * blocks;
+      const int runs = (problem.k + PromotionK - 1) / PromotionK;
+      auto scales_of = [&](int r) {  // its first run's; the next run's lies scale_rows(r) further
+        const int row = r < TileM ? tile.m0 + min(r, tile.rows - 1) : min(tile.n0 + r - TileM, problem.n - 1);
+        const int64_t batch = r < TileM ? tile.batch_a : tile.batch_b;
+        return (r < TileM ? problem.sfa : problem.sfb) + batch * runs * scale_rows(problem, r) + row;
       };
-      auto step_of = [&](int r) { return !kFolded ? 4 : r < TileM ? problem.m : problem.n; };  // to the next stage's
 
       const uint8_t* next[kRowsPerThread];
 #pragma unroll
@@ -210,20 +205,21 @@ struct Sm90GroupedGemm {
       if constexpr (SfbRows == 128) {
         const int column = min(tile.n0 + kScaleColumns * (lane % kUniform), problem.n - 1);
         const int64_t tiles_n = (problem.n + 127) / 128;
-        next_uniform = problem.sfb_tiles + (tile.batch_b * tiles_n + column / 128) * tiles_k;
+        next_uniform = problem.sfb_tiles + (tile.batch_b * tiles_n + column / 128) * runs;
       }
       uint8_t ahead[kDepth][kRowsPerThread][kPromotions], uniform_ahead[kDepth];
-      auto load = [&](int slot, int block) {
-        if (block >= blocks) return;
+      auto load = [&](int slot, int run) {
+        if (run >= runs) return;
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i) {
+          const int64_t step = scale_rows(problem, min(thread + i * kLoaderThreads, kRows - 1));
 #pragma unroll
-          for (int p = 0; p < kPromotions; ++p) ahead[slot][i][p] = __ldg(next[i] + min(p, blocks - block - 1));
-          next[i] += step_of(min(thread + i * kLoaderThreads, kRows - 1));
+          for (int p = 0; p < kPromotions; ++p) ahead[slot][i][p] = __ldg(next[i] + min(p, runs - 1 - run) * step);
+          next[i] += kPromotions * step;
         }
         if constexpr (SfbRows == 128) uniform_ahead[slot] = __ldg(next_uniform++);
       };
-      auto store = [&](int slot, int block) {
+      auto store = [&](int slot, int run) {
         bool moderate_a = true, moderate_b = true, mixed = false;
         auto store_row = [&](int r, int p, unsigned byte) {
           if (r < TileM) {
@@ -247,7 +243,7 @@ struct Sm90GroupedGemm {
           if (mixed) {  // rare: its rows' scales are fetched only now
 #pragma unroll 1
             for (int r = TileM + thread; r < kRows + TileN; r += kLoaderThreads)
-              store_row(r, 0, __ldg(scales_of(r) + block / 4 * static_cast<int64_t>(problem.n)));
+              store_row(r, 0, __ldg(scales_of(r) + run * static_cast<int64_t>(problem.n)));
           } else {
             moderate_b = moderate_a && is_moderate(byte);
             if (loader == 0 && lane < kUniform) shared.sfb_uniform[ring.stage][lane] = e8m0_to_float(byte);
@@ -262,22 +258,25 @@ struct Sm90GroupedGemm {
       };
 
 #pragma unroll
-      for (int slot = 0; slot < kDepth; ++slot) load(slot, 4 * slot);
-      for (int first = 0; first < blocks; first += 4 * kDepth) {
+      for (int slot = 0; slot < kDepth; ++slot) load(slot, slot * kPromotions);
+      for (int first = 0; first < runs; first += kDepth * kPromotions) {
 #pragma unroll
         for (int slot = 0; slot < kDepth; ++slot) {
-          const int block = first + 4 * slot;
-          if (block >= blocks) break;
+          const int run = first + slot * kPromotions;
+          if (run >= runs) break;
           empty(shared, ring.stage).wait(ring.phase ^ 1);
-          store(slot, block);
+          store(slot, run);
           __syncwarp();
           if (lane == 0) full(shared, ring.stage).arrive();
-          load(slot, block + 4 * kDepth);
+          load(slot, run + kDepth * kPromotions);
           ring.advance();
         }
       }
     }
   }
+
+  // Rows of the matrix whose tile holds row r of the A tile with the B tile below it.
+  static __device__ int scale_rows(const Problem& problem, int r) { return r < TileM ? problem.m : problem.n; }
 
   // Consumer warp groups.
   static __device__ void multiply(const GroupedGemmParams& params, Shared& shared, Scheduler& scheduler, int consumer) {
