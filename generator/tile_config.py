@@ -73,6 +73,7 @@ class TileConfig:
 
     @property
     def cluster_size(self) -> int:
+        """CTAs of a cluster."""
         return self.cluster_m * self.cluster_n
 
     @property
@@ -83,7 +84,7 @@ class TileConfig:
 
     @property
     def table_offset(self) -> int:
-        """Size of the kernel's struct of shared memory, a multiple of its alignment; the table of groups lies behind it."""
+        """Bytes of the kernel's struct of shared memory, up to its alignment; the table of groups lies behind it."""
         return -(-self.stages * self.stage_bytes // 1024) * 1024
 
     @property
@@ -98,14 +99,17 @@ class TileConfig:
 
     @property
     def cutlass_a(self) -> str:
+        """CUTLASS's type of A's elements."""
         return CUTLASS_ELEMENT[self.element_a]
 
     @property
     def cutlass_b(self) -> str:
+        """CUTLASS's type of B's elements."""
         return CUTLASS_ELEMENT[self.element_b]
 
     @property
     def cuda_out(self) -> str:
+        """CUDA's type of the output."""
         return CUDA_OUTPUT[self.out]
 
     def check(self) -> str | None:
@@ -113,7 +117,8 @@ class TileConfig:
         if self.target_sm not in SHARED_MEMORY_LIMIT:
             return f"target_sm={self.target_sm!r}: this template is for {', '.join(SHARED_MEMORY_LIMIT)}"
         if self.element_a not in CUTLASS_ELEMENT or self.element_b not in CUTLASS_ELEMENT:
-            return f"element_a={self.element_a!r}, element_b={self.element_b!r}: MXFP8 elements are {', '.join(CUTLASS_ELEMENT)}"
+            elements = ", ".join(CUTLASS_ELEMENT)
+            return f"element_a={self.element_a!r}, element_b={self.element_b!r}: MXFP8 elements are {elements}"
         if self.out not in CUDA_OUTPUT:
             return f"out={self.out!r}: outputs are {', '.join(CUDA_OUTPUT)}"
         if self.promotion_k not in (32, 128):
@@ -133,7 +138,10 @@ class TileConfig:
                 f"tile_n={self.tile_n}: a multiple of 64 (columns that share a tile's scale) up to 256 (TMA box, wgmma)"
             )
         if self.accumulator_registers + WORKING_REGISTERS > CONSUMER_REGISTERS:
-            return f"tile_n={self.tile_n}: {self.accumulator_registers} accumulators a thread leave under {WORKING_REGISTERS} registers"
+            accumulators = self.accumulator_registers
+            return (
+                f"tile_n={self.tile_n}: {accumulators} accumulators a thread leave under {WORKING_REGISTERS} registers"
+            )
         if self.cluster_m < 1 or self.cluster_n < 1 or self.cluster_size > 2:
             return (
                 f"cluster {self.cluster_m}x{self.cluster_n}: 132 SMs divide into clusters of 1 or 2 without idle ones"

@@ -1,3 +1,20 @@
 """MXFP8 grouped GEMM for Mixture-of-Experts training and inference: a code generator and a Python runtime."""
 
 from __future__ import annotations
+
+from mxfp8_cutlass.generator.tile_config import TileConfig
+from mxfp8_cutlass.grouped_mm import grouped_gemm, grouped_mm
+from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
+from mxfp8_cutlass.quantize import dequantize, fold, quantize
+from mxfp8_cutlass.select import select_kernel
+
+__all__ = [
+    "MXFP8Tensor",
+    "TileConfig",
+    "dequantize",
+    "fold",
+    "grouped_gemm",
+    "grouped_mm",
+    "quantize",
+    "select_kernel",
+]

@@ -1,7 +1,7 @@
 """Arguments and launches of the grouped GEMM kernels: pointers and shapes in, one kernel launch out.
 
-Tensor maps and argument structs depend on pointers and shapes alone, so both are cached on them: a call whose tensors lie
-where an earlier call's did costs a look-up. The structs mirror templates/include/mxfp8/grouped_params.cuh.
+Tensor maps and argument structs depend on pointers and shapes alone, so both are cached on them: a call whose tensors
+lie where an earlier call's did costs a look-up. The structs mirror templates/include/mxfp8/grouped_params.cuh.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _problem(config: TileConfig, x: Operands) -> Problem:
 
 @lru_cache(maxsize=4096)
 def _stacked_params(
-    config: TileConfig, x: Operands, offs: int, groups: int, offs_is_int64: bool, accumulate: bool
+    config: TileConfig, x: Operands, offs: int, groups: int, *, offs_is_int64: bool, accumulate: bool
 ) -> GroupedGemmParams:
     return GroupedGemmParams(
         problem=_problem(config, x),
@@ -153,7 +153,7 @@ def launch_stacked(
 ) -> None:
     """Launch one kernel for groups that share N and K: cut from the rows of A by `offs`, or a batch entry each."""
     address, is_int64 = (offs.data_ptr(), offs.dtype == torch.int64) if offs is not None else (0, False)
-    params = _stacked_params(config, x, address, groups, is_int64, accumulate)
+    params = _stacked_params(config, x, address, groups, offs_is_int64=is_int64, accumulate=accumulate)
     grid = _grid(config, clusters_at_most(config, x.m, x.n, groups, split=offs is not None), device)
     load(config, device).launch(params, grid, torch.cuda.current_stream(device).cuda_stream)
 
