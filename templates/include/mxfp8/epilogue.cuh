@@ -48,12 +48,12 @@ __device__ inline void transpose_in_quad(unsigned (&word)[4]) {
 
 // `sum` is one warp group's 64 x TileN share; `row` this thread's first row in the tile.
 template <class Out, int TileN>
-__device__ inline void store_tile(float* sum, const Tile& tile, int row, bool accumulate) {
+__device__ inline void store_tile(const GroupedGemmParams& params, float* sum, const Tile& tile, int row) {
   using PairOut = typename Pair<Out>::Type;
-  const int n = tile.problem->n;
+  const int n = problem_of(params, tile.group, &Problem::n);
   const int quad_lane = threadIdx.x % 4;
-  const int64_t first_row = static_cast<int64_t>(tile.batch_a) * tile.problem->m + tile.m0 + row;
-  const Out* bias = static_cast<const Out*>(tile.problem->bias);
+  const int64_t first_row = static_cast<int64_t>(tile.batch_a) * problem_of(params, tile.group, &Problem::m) + tile.m0 + row;
+  const Out* bias = static_cast<const Out*>(problem_of(params, tile.group, &Problem::bias));
   if (bias) {
     bias += static_cast<int64_t>(tile.batch_b) * n;
 #pragma unroll
@@ -68,8 +68,8 @@ __device__ inline void store_tile(float* sum, const Tile& tile, int row, bool ac
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const bool row_in_group = row + 8 * r < tile.rows;
-    Out* out = static_cast<Out*>(tile.problem->out) + (first_row + 8 * r) * n + tile.n0;
-    if (accumulate && row_in_group) {
+    Out* out = static_cast<Out*>(problem_of(params, tile.group, &Problem::out)) + (first_row + 8 * r) * n + tile.n0;
+    if (params.accumulate && row_in_group) {
 #pragma unroll
       for (int j = 0; j < TileN / 8; ++j) {
         const int column = 8 * j + 2 * quad_lane;

@@ -110,7 +110,7 @@ struct Sm90GroupedGemm {
         if (cute::elect_one_sync()) prefetch_maps(params);
         copy_tiles(params, shared, scheduler, rank);
       } else {
-        load_scales(shared, scheduler);
+        load_scales(params, shared, scheduler);
       }
     } else {
       if constexpr (kConsumers == 2) cutlass::arch::warpgroup_reg_alloc<224>();
@@ -139,18 +139,20 @@ struct Sm90GroupedGemm {
     Tile tile;
     while (scheduler.next(tile)) {
       if (elected) {
-        const Problem& problem = *tile.problem;
+        const TensorMap& map_a = params.problems ? params.problems[tile.group].map_a : params.problem.map_a;
+        const TensorMap& map_b = params.problems ? params.problems[tile.group].map_b : params.problem.map_b;
         if (params.problems) {  // maps in global memory may have been another launch's a moment ago
-          cute::tma_descriptor_fence_acquire(as_descriptor(problem.map_a));
-          cute::tma_descriptor_fence_acquire(as_descriptor(problem.map_b));
+          cute::tma_descriptor_fence_acquire(as_descriptor(map_a));
+          cute::tma_descriptor_fence_acquire(as_descriptor(map_b));
         }
-        for (int k0 = 0; k0 < problem.k; k0 += kTileK) {
+        const int k = problem_of(params, tile.group, &Problem::k);
+        for (int k0 = 0; k0 < k; k0 += kTileK) {
           empty(shared, ring.stage).wait(ring.phase ^ 1);
           full(shared, ring.stage).arrive_and_expect_tx(kStageBytes);
           // CTAs (0..ClusterM-1, cta_n) share B; CTAs (cta_m, 0..ClusterN-1) share A; rank = m + ClusterM * n.
-          copy_box<ClusterN>(problem.map_a, &shared.full[ring.stage], &shared.a[ring.stage][cta_n * kRowsA * kTileK], k0,
+          copy_box<ClusterN>(map_a, &shared.full[ring.stage], &shared.a[ring.stage][cta_n * kRowsA * kTileK], k0,
                              tile.m0 + cta_n * kRowsA, tile.batch_a, every_nth_rank(ClusterN, ClusterM) << cta_m);
-          copy_box<ClusterM>(problem.map_b, &shared.full[ring.stage], &shared.b[ring.stage][cta_m * kRowsB * kTileK], k0,
+          copy_box<ClusterM>(map_b, &shared.full[ring.stage], &shared.b[ring.stage][cta_m * kRowsB * kTileK], k0,
                              tile.n0 + cta_m * kRowsB, tile.batch_b, every_nth_rank(ClusterM, 1) << (cta_n * ClusterM));
           ring.advance();
         }
@@ -181,8 +183,8 @@ struct Sm90GroupedGemm {
   // The next stages' loads are under way while a stage is stored, and nothing but the store depends on a load: the
   // latencies of loads that are waited for one by one would set the kernel's pace. Hence no predicates: rows and runs
   // past an end repeat the last one, and the products they scale are zero or never stored.
-  static __device__ void load_scales(Shared& shared, Scheduler& scheduler) {
-    constexpr int kRows = SfbRows == 1 ? TileM + TileN : TileM;  // of the A tile and the B tile below it
+  static __device__ void load_scales(const GroupedGemmParams& params, Shared& shared, Scheduler& scheduler) {
+    constexpr int kRows = SfbRows == 1 ? TileM + TileN : TileM;
     constexpr int kRowsPerThread = (kRows + kLoaderThreads - 1) / kLoaderThreads;
     constexpr int kDepth = kPromotions == 1 ? 2 : 1;  // stages under way
     constexpr int kUniform = TileN / kScaleColumns;
@@ -190,29 +192,32 @@ struct Sm90GroupedGemm {
     RingPosition<Stages> ring;
     Tile tile;
     while (scheduler.next(tile)) {
-      const Problem& problem = *tile.problem;
-      const int runs = (problem.k + PromotionK - 1) / PromotionK;
-      auto scales_of = [&](int r) {  // its first run's; the next run's lies scale_rows(r) further
-        const int row = r < TileM ? tile.m0 + min(r, tile.rows - 1) : min(tile.n0 + r - TileM, problem.n - 1);
+      const int m = problem_of(params, tile.group, &Problem::m), n = problem_of(params, tile.group, &Problem::n);
+      const int runs = (problem_of(params, tile.group, &Problem::k) + PromotionK - 1) / PromotionK;
+      auto stride = [&](int r) { return r < TileM ? m : n; };  // from a run's scales to the next one's
+      const uint8_t* sfa = problem_of(params, tile.group, &Problem::sfa);
+      const uint8_t* sfb = problem_of(params, tile.group, &Problem::sfb);
+      auto scale_of = [&](int r) {  // of row r of the A tile with the B tile below it, in the first run
+        const int row = r < TileM ? tile.m0 + min(r, tile.rows - 1) : min(tile.n0 + r - TileM, n - 1);
         const int64_t batch = r < TileM ? tile.batch_a : tile.batch_b;
-        return (r < TileM ? problem.sfa : problem.sfb) + batch * runs * scale_rows(problem, r) + row;
+        return (r < TileM ? sfa : sfb) + batch * runs * stride(r) + row;
       };
 
       const uint8_t* next[kRowsPerThread];
 #pragma unroll
-      for (int i = 0; i < kRowsPerThread; ++i) next[i] = scales_of(min(thread + i * kLoaderThreads, kRows - 1));
+      for (int i = 0; i < kRowsPerThread; ++i) next[i] = scale_of(min(thread + i * kLoaderThreads, kRows - 1));
       const uint8_t* next_uniform = nullptr;  // scales of this lane's 64 columns
       if constexpr (SfbRows == 128) {
-        const int column = min(tile.n0 + kScaleColumns * (lane % kUniform), problem.n - 1);
-        const int64_t tiles_n = (problem.n + 127) / 128;
-        next_uniform = problem.sfb_tiles + (tile.batch_b * tiles_n + column / 128) * runs;
+        const int column = min(tile.n0 + kScaleColumns * (lane % kUniform), n - 1);
+        const int64_t tiles_n = (n + 127) / 128;
+        next_uniform = problem_of(params, tile.group, &Problem::sfb_tiles) + (tile.batch_b * tiles_n + column / 128) * runs;
       }
       uint8_t ahead[kDepth][kRowsPerThread][kPromotions], uniform_ahead[kDepth];
       auto load = [&](int slot, int run) {
         if (run >= runs) return;
 #pragma unroll
         for (int i = 0; i < kRowsPerThread; ++i) {
-          const int64_t step = scale_rows(problem, min(thread + i * kLoaderThreads, kRows - 1));
+          const int64_t step = stride(min(thread + i * kLoaderThreads, kRows - 1));
 #pragma unroll
           for (int p = 0; p < kPromotions; ++p) ahead[slot][i][p] = __ldg(next[i] + min(p, runs - 1 - run) * step);
           next[i] += kPromotions * step;
@@ -243,7 +248,7 @@ struct Sm90GroupedGemm {
           if (mixed) {  // rare: its rows' scales are fetched only now
 #pragma unroll 1
             for (int r = TileM + thread; r < kRows + TileN; r += kLoaderThreads)
-              store_row(r, 0, __ldg(scales_of(r) + run * static_cast<int64_t>(problem.n)));
+              store_row(r, 0, __ldg(scale_of(r) + run * static_cast<int64_t>(n)));
           } else {
             moderate_b = moderate_a && is_moderate(byte);
             if (loader == 0 && lane < kUniform) shared.sfb_uniform[ring.stage][lane] = e8m0_to_float(byte);
@@ -275,9 +280,6 @@ struct Sm90GroupedGemm {
     }
   }
 
-  // Rows of the matrix whose tile holds row r of the A tile with the B tile below it.
-  static __device__ int scale_rows(const Problem& problem, int r) { return r < TileM ? problem.m : problem.n; }
-
   // Consumer warp groups.
   static __device__ void multiply(const GroupedGemmParams& params, Shared& shared, Scheduler& scheduler, int consumer) {
     using namespace cute;
@@ -301,7 +303,8 @@ struct Sm90GroupedGemm {
     Tile tile;
     while (scheduler.next(tile)) {
       clear(sum);
-      for (int k0 = 0; k0 < tile.problem->k; k0 += kTileK) {
+      const int k_end = problem_of(params, tile.group, &Problem::k);
+      for (int k0 = 0; k0 < k_end; k0 += kTileK) {
         full(shared, ring.stage).wait(ring.phase);
 #pragma unroll
         for (int p = 0; p < kPromotions; ++p) {
@@ -339,7 +342,7 @@ struct Sm90GroupedGemm {
         }
         ring.advance();
       }
-      store_tile<ElementOut, TileN>(sum.data(), tile, row, params.accumulate);
+      store_tile<ElementOut, TileN>(params, sum.data(), tile, row);
     }
   }
 };

@@ -8,11 +8,18 @@ namespace mxfp8 {
 
 // Where one output tile lies. Row indices count from the top of the matrix (of the batch entry, if there are several).
 struct Tile {
-  const Problem* problem;
+  int group;
   int batch_a, batch_b;  // outermost TMA coordinates
   int m0, n0;            // first row of A and of B
   int rows;              // rows of A that belong to the group, from m0 on; may be <= 0 for a cluster's second CTA
 };
+
+// A fact of a group's problem. The one problem that all groups may share comes from constant memory, not through a pointer:
+// that would be a load of some 200 cycles.
+template <class T>
+__device__ inline T problem_of(const GroupedGemmParams& params, int group, T Problem::*fact) {
+  return params.problems ? params.problems[group].*fact : params.problem.*fact;
+}
 
 template <int TileM, int TileN, int ClusterM, int ClusterN>
 class TileScheduler {
@@ -36,14 +43,14 @@ class TileScheduler {
     for (int base = 0; base < params.groups; base += 32) {
       const int g = base + lane;
       const bool in_range = g < params.groups;
-      const Problem& problem = params.problems ? params.problems[in_range ? g : 0] : params.problem;
-      int begin = 0, end = problem.m;
+      const int m = problem_of(params, in_range ? g : 0, &Problem::m);
+      int begin = 0, end = m;
       if (params.offs && in_range) {  // clamped: whatever offs holds, no row outside `out` is named
-        begin = g == 0 ? 0 : offset(params, g - 1, problem.m);
-        end = offset(params, g, problem.m);
+        begin = g == 0 ? 0 : offset(params, g - 1, m);
+        end = offset(params, g, m);
       }
       const int rows = in_range ? max(end - begin, 0) : 0;
-      const int tiles = row_clusters(rows) * column_clusters(problem.n);
+      const int tiles = row_clusters(rows) * column_clusters(problem_of(params, in_range ? g : 0, &Problem::n));
       int inclusive = tiles;
       for (int distance = 1; distance < 32; distance *= 2) {
         const int other = __shfl_up_sync(~0u, inclusive, distance);
@@ -70,9 +77,8 @@ class TileScheduler {
     }
     if (group_ >= params_.groups) return false;
     const Group group = table_[group_];
-    const Problem* problem = params_.problems ? params_.problems + group_ : &params_.problem;
     const int rows_of_clusters = row_clusters(group.row_count);
-    const int columns = column_clusters(problem->n);
+    const int columns = column_clusters(problem_of(params_, group_, &Problem::n));
     const int local = index_ - group.first_tile;
     const int stripe = local / (kStripe * columns);
     const int within = local - stripe * (kStripe * columns);
@@ -82,7 +88,7 @@ class TileScheduler {
 
     const int m_in_group = (row * ClusterM + cta_m_) * TileM;
     const bool stacked = !params_.problems;
-    tile.problem = problem;
+    tile.group = group_;
     tile.batch_a = stacked && !params_.offs ? group_ : 0;
     tile.batch_b = stacked ? group_ : 0;
     tile.m0 = group.row_begin + m_in_group;
