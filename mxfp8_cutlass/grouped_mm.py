@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 
@@ -10,9 +11,9 @@ from mxfp8_cutlass import checks, env, reference
 from mxfp8_cutlass.generator.tile_config import MAX_GROUPS, TileConfig
 from mxfp8_cutlass.kernel import target_of
 from mxfp8_cutlass.launch import Operands, launch_list, launch_stacked
-from mxfp8_cutlass.mxfp8_tensor import TILE_ROWS, MXFP8Tensor
+from mxfp8_cutlass.mxfp8_tensor import RUN, TILE_ROWS, MXFP8Tensor
 from mxfp8_cutlass.quantize import fold
-from mxfp8_cutlass.select import select_for_totals, select_kernel
+from mxfp8_cutlass.select import select_kernel, select_stacked
 
 
 def grouped_mm(
@@ -79,25 +80,18 @@ def grouped_mm(
 
     if not a.data.is_cuda:
         return reference.grouped_mm(a, b, offs, bias=bias, out_dtype=dtype, out=out, accumulate=accumulate)
-    target_sm = target_of(a.device)
-    promotion_k = 32 if exact else 128
-    facts = _facts(a, b, dtype)
-    if config is not None:
-        checks.check_config(config, target_sm, facts, promotion_k)
-    if out is None:
-        out = torch.empty(shape, dtype=dtype, device=a.device)
-    if a.data.numel() == 0:
-        return out
-    a, b, sfb_rows = _prepared(a, b, exact=exact, sfb_rows=config.sfb_rows if config else None)
     m, k = a.shape[-2:]
     if config is None:
-        names = str(facts["element_a"]), str(facts["element_b"]), str(facts["out"])
-        if offs is not None:
-            config = select_for_totals(m, n, k, groups, target_sm, promotion_k, sfb_rows, *names)
-        else:
-            config = select_for_batch(m, n, k, groups, target_sm, promotion_k, sfb_rows, *names)
-    x = _operands(a, b, out, bias, promotion_k)
-    launch_stacked(config, x, offs, groups, accumulate=accumulate, device=a.device.index)
+        facts = _facts(a, b, dtype, exact=exact)
+        config = select_stacked(m, n, k, groups, target_of(a.device), *facts.values(), split=offs is not None)
+    else:
+        checks.check_config(config, target_of(a.device), _facts(a, b, dtype, exact=exact))
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=a.device)
+    if a.data.numel():
+        a, b = _prepared(config, a, b)
+        x = _operands(config, a, b, out, bias)
+        launch_stacked(config, x, offs, groups, accumulate=accumulate, device=a.device.index)
     return out
 
 
@@ -137,76 +131,63 @@ def grouped_gemm(
         _check_outs(outs, shapes, dtype, pairs)
     if device.type == "cpu":
         return _reference_gemm(pairs, shapes, dtype, outs, accumulate=accumulate)
-    target_sm = target_of(device)
-    promotion_k = 32 if exact else 128
-    facts = _facts(first_a, first_b, dtype)
-    if config is not None:
-        checks.check_config(config, target_sm, facts, promotion_k)
-    results = list(outs) if outs is not None else [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
-    busy = [(a, b, out) for (a, b), out in zip(pairs, results, strict=True) if a.shape[0]]
-    if not busy:
-        return results
-    if config is not None:
-        sfb_rows = config.sfb_rows
-    else:  # one kernel for all: tile scales, unless a weight comes without them
-        sfb_rows = 1 if exact or any(b.folded == 1 for _, b, _ in busy) else TILE_ROWS
-    prepared = [_prepared(a, b, exact=exact, sfb_rows=sfb_rows) for a, b, _ in busy]
+    facts = _facts(first_a, first_b, dtype, exact=exact)
+    if any(b.folded == 1 for _, b in pairs):
+        facts["sfb_rows"] = 1  # one kernel for all: tile scales, unless a weight comes without them
     if config is None:
-        sizes = tuple((a.shape[0], b.shape[0], a.K) for a, b, _ in busy)
-        config = select_kernel(sizes, target_sm, promotion_k=promotion_k, sfb_rows=sfb_rows, **facts)  # type: ignore[arg-type]
-    problems = [_operands(a, b, out, None, promotion_k) for (a, b, _), (_, _, out) in zip(prepared, busy, strict=True)]
-    launch_list(config, problems, accumulate=accumulate, device=device.index)
+        sizes = tuple((a.shape[0], b.shape[0], a.K) for a, b in pairs)
+        config = select_kernel(sizes, target_of(device), **facts)
+    else:
+        checks.check_config(config, target_of(device), facts)
+    results = list(outs) if outs is not None else [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+    busy = [(*_prepared(config, a, b), out) for (a, b), out in zip(pairs, results, strict=True) if a.shape[0]]
+    if busy:
+        problems = [_operands(config, a, b, out, None) for a, b, out in busy]
+        launch_list(config, problems, accumulate=accumulate, device=device.index)
     return results
 
 
-def select_for_batch(
-    m: int, n: int, k: int, groups: int, target_sm: str, promotion_k: int, sfb_rows: int, a: str, b: str, out: str
-) -> TileConfig:
-    """Pick the kernel for `groups` products of (m, n, k)."""
-    return select_kernel(
-        ((m, n, k),) * groups,
-        target_sm,
-        promotion_k=promotion_k,
-        sfb_rows=sfb_rows,
-        element_a=a,
-        element_b=b,
-        out=out,
-    )
+class _Facts(TypedDict):
+    """The fields of a TileConfig that the operands fix, in the order in which select.py takes them."""
+
+    promotion_k: int
+    sfb_rows: int
+    element_a: str
+    element_b: str
+    out: str
 
 
-def _facts(a: MXFP8Tensor, b: MXFP8Tensor, dtype: torch.dtype) -> dict[str, int | str]:
-    """The fields of a TileConfig that the tensors' types fix."""
+def _facts(a: MXFP8Tensor, b: MXFP8Tensor, dtype: torch.dtype, *, exact: bool) -> _Facts:
+    """What the kernel must be like. Weights that were folded along K alone are taken as they are."""
     return {
+        "promotion_k": 32 if exact else RUN,
+        "sfb_rows": 1 if exact or b.folded == 1 else TILE_ROWS,
         "element_a": checks.ELEMENT_NAMES[a.dtype],
         "element_b": checks.ELEMENT_NAMES[b.dtype],
         "out": checks.OUT_DTYPES[dtype],
     }
 
 
-def _prepared(
-    a: MXFP8Tensor, b: MXFP8Tensor, *, exact: bool, sfb_rows: int | None
-) -> tuple[MXFP8Tensor, MXFP8Tensor, int]:
-    """Return the operands folded as far as the kernel needs, and the rows of b that share a scale."""
-    if exact:
-        return a, b, 1
-    if sfb_rows is None:  # weights that were folded along K alone are taken as they are
-        sfb_rows = 1 if b.folded == 1 else TILE_ROWS
-    a, b = fold(a), fold(b, sfb_rows)
+def _prepared(config: TileConfig, a: MXFP8Tensor, b: MXFP8Tensor) -> tuple[MXFP8Tensor, MXFP8Tensor]:
+    """Return the operands folded as far as the kernel needs."""
+    if config.promotion_k < RUN:
+        return a, b
+    a, b = fold(a), fold(b, config.sfb_rows)
     if env.check():
         checks.check_folded_values("a", a)
         checks.check_folded_values("b", b)
-    return a, b, sfb_rows
+    return a, b
 
 
 def _operands(
-    a: MXFP8Tensor, b: MXFP8Tensor, out: torch.Tensor, bias: torch.Tensor | None, promotion_k: int
+    config: TileConfig, a: MXFP8Tensor, b: MXFP8Tensor, out: torch.Tensor, bias: torch.Tensor | None
 ) -> Operands:
     m, k = a.shape[-2:]
     return Operands(
         a=a.data.data_ptr(),
-        sfa=a.scale_by_run(promotion_k).data_ptr(),
+        sfa=a.scale_by_run(config.promotion_k).data_ptr(),
         b=b.data.data_ptr(),
-        sfb=b.scale_by_run(promotion_k).data_ptr(),
+        sfb=b.scale_by_run(config.promotion_k).data_ptr(),
         sfb_tiles=b.tile_scale.data_ptr() if b.tile_scale is not None else 0,
         out=out.data_ptr(),
         bias=bias.data_ptr() if bias is not None else 0,

@@ -128,11 +128,25 @@ def _select(
 
 
 @lru_cache(maxsize=4096)
-def select_for_totals(
-    m: int, n: int, k: int, groups: int, target_sm: str, promotion_k: int, sfb_rows: int, a: str, b: str, out: str
+def select_stacked(
+    m: int,
+    n: int,
+    k: int,
+    groups: int,
+    target_sm: str,
+    promotion_k: int,
+    sfb_rows: int,
+    a: str,
+    b: str,
+    out: str,
+    *,
+    split: bool,
 ) -> TileConfig:
-    """Pick the kernel for m rows in `groups` groups whose sizes only the device knows."""
-    return _rank_totals(m, n, k, groups, target_sm, _facts(promotion_k, sfb_rows, a, b, out))[0].config
+    """Pick the kernel for groups that share N and K: m rows each, or m rows in all that the device `split`s anywhere."""
+    facts = _facts(promotion_k, sfb_rows, a, b, out)
+    if split:
+        return _rank_split(m, n, k, groups, target_sm, facts)[0].config
+    return _rank([(groups, m, n, k)], target_sm, facts)[0].config
 
 
 def check_problem_sizes(problem_sizes: Sequence[tuple[int, int, int]]) -> None:
@@ -178,7 +192,7 @@ def _rank(problems: list[tuple[float, int, int, int]], target_sm: str, facts: di
     return sorted(estimates, key=lambda candidate: candidate.total_us)
 
 
-def _rank_totals(m: int, n: int, k: int, groups: int, target_sm: str, facts: dict[str, int | str]) -> list[Candidate]:
+def _rank_split(m: int, n: int, k: int, groups: int, target_sm: str, facts: dict[str, int | str]) -> list[Candidate]:
     """Rank for m rows that the device cuts into groups. A group ends anywhere in its last tile: half of it is waste."""
     estimates = []
     for config in _candidates(target_sm, facts):
