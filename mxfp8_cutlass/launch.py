@@ -15,7 +15,7 @@ import torch
 from cuda.bindings import driver
 
 from mxfp8_cutlass.generator.tile_config import TileConfig
-from mxfp8_cutlass.kernel import LaunchError, load
+from mxfp8_cutlass.kernel import Kernel, LaunchError, load
 
 
 class TensorMap(ctypes.Structure):
@@ -73,10 +73,6 @@ class Operands:
     n: int
     k: int
 
-    def aligned(self) -> bool:
-        """Whether the copy engine and 16-byte stores can use the addresses."""
-        return not (self.a | self.b | self.out | self.bias) % 16
-
 
 @lru_cache(maxsize=4096)
 def tensor_map(address: int, batch: int, rows: int, k: int, box_rows: int) -> TensorMap:
@@ -117,19 +113,6 @@ def _problem(config: TileConfig, x: Operands) -> Problem:
     )
 
 
-@lru_cache(maxsize=4096)
-def _stacked_params(
-    config: TileConfig, x: Operands, offs: int, groups: int, *, offs_is_int64: bool, accumulate: bool
-) -> GroupedGemmParams:
-    return GroupedGemmParams(
-        problem=_problem(config, x),
-        offs=offs,
-        groups=groups,
-        offs_is_int64=offs_is_int64,
-        accumulate=accumulate,
-    )
-
-
 @lru_cache(maxsize=8)
 def _multiprocessors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -148,14 +131,26 @@ def clusters_at_most(config: TileConfig, m: int, n: int, groups: int, *, split: 
     return row_clusters * columns
 
 
+@lru_cache(maxsize=4096)
+def _plan(
+    config: TileConfig, x: Operands, offs: int, groups: int, device: int, *, offs_is_int64: bool, accumulate: bool
+) -> tuple[Kernel, GroupedGemmParams, int]:
+    """Everything that a launch needs but the stream: the kernel, its argument, the grid."""
+    kernel = load(config, device)  # first, since it also gives the thread a context
+    params = GroupedGemmParams(
+        problem=_problem(config, x), offs=offs, groups=groups, offs_is_int64=offs_is_int64, accumulate=accumulate
+    )
+    clusters = clusters_at_most(config, x.m, x.n, groups, split=offs != 0)
+    return kernel, params, _grid(config, clusters, device)
+
+
 def launch_stacked(
     config: TileConfig, x: Operands, offs: torch.Tensor | None, groups: int, *, accumulate: bool, device: int
 ) -> None:
     """Launch one kernel for groups that share N and K: cut from the rows of A by `offs`, or a batch entry each."""
     address, is_int64 = (offs.data_ptr(), offs.dtype == torch.int64) if offs is not None else (0, False)
-    params = _stacked_params(config, x, address, groups, offs_is_int64=is_int64, accumulate=accumulate)
-    grid = _grid(config, clusters_at_most(config, x.m, x.n, groups, split=offs is not None), device)
-    load(config, device).launch(params, grid, torch.cuda.current_stream(device).cuda_stream)
+    kernel, params, grid = _plan(config, x, address, groups, device, offs_is_int64=is_int64, accumulate=accumulate)
+    kernel.launch(params, grid, torch.cuda.current_stream(device).cuda_stream)
 
 
 _CAPTURED_TABLES: list[torch.Tensor] = []

@@ -142,7 +142,7 @@ def select_stacked(
     *,
     split: bool,
 ) -> TileConfig:
-    """Pick the kernel for groups that share N and K: m rows each, or m rows in all that the device `split`s anywhere."""
+    """Pick the kernel for groups that share N and K: m rows each or, if `split`, m rows cut anywhere by the device."""
     facts = _facts(promotion_k, sfb_rows, a, b, out)
     if split:
         return _rank_split(m, n, k, groups, target_sm, facts)[0].config
