@@ -12,6 +12,9 @@ from mxfp8_cutlass.mxfp8_tensor import TILE_ROWS, MXFP8Tensor
 OUT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 ELEMENT_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 
+MAX_ROWS = 2**31 - 1024
+"""Kernels count rows in 32 bits, up to the end of the last tile."""
+
 
 def check_operand(name: str, x: MXFP8Tensor) -> None:
     """Raise unless x is an MXFP8Tensor whose parts the kernels can read."""
@@ -37,6 +40,9 @@ def check_product(a: MXFP8Tensor, b: MXFP8Tensor, a_name: str = "a", b_name: str
             f"{b_name} has shape {tuple(b.shape)}: its K = {b.K} must equal that of {a_name}, "
             f"K = {a.K} of shape {tuple(a.shape)}"
         )
+    for name, x in ((a_name, a), (b_name, b)):
+        if x.shape[-2] > MAX_ROWS:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}: it must have at most {MAX_ROWS} rows")
     n = b.shape[-2]
     if n == 0 or n % 16:
         raise ValueError(f"{b_name} has shape {tuple(b.shape)}: N = {n} must be a positive multiple of 16")
@@ -119,11 +125,11 @@ def check_out(
             )
 
 
-def check_config(config: TileConfig, target_sm: str, facts: Mapping[str, object]) -> None:
-    """Raise unless an explicit config computes this product on this target."""
+def check_config(config: TileConfig, target_sm: str | None, facts: Mapping[str, object]) -> None:
+    """Raise unless an explicit config computes this product on this target; None: on any, for CPU tensors."""
     if not isinstance(config, TileConfig):
         raise TypeError(f"config is a {type(config).__name__}: it must be a TileConfig")
-    if config.target_sm != target_sm:
+    if target_sm is not None and config.target_sm != target_sm:
         raise ValueError(f"config={config.name} is for sm_{config.target_sm}: this device needs sm_{target_sm}")
     reason = config.check()
     if reason is not None:

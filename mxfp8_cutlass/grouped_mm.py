@@ -72,6 +72,7 @@ def grouped_mm(
             raise ValueError("accumulate is True and out is None: there is nothing to add to")
     else:
         inputs = [("a.data", a.data), ("a.scale", a.scale), ("b.data", b.data), ("b.scale", b.scale)]
+        inputs += [("b.tile_scale", b.tile_scale)] if b.tile_scale is not None else []
         inputs += [("bias", bias)] if bias is not None else []
         inputs += [("offs", offs)] if offs is not None else []
         checks.check_out("out", out, shape, dtype, a.device, inputs)
@@ -79,6 +80,8 @@ def grouped_mm(
         checks.check_offs_values(offs, a.shape[0])
 
     if not a.data.is_cuda:
+        if config is not None:
+            checks.check_config(config, None, _facts(a, b, dtype, exact=exact))
         return reference.grouped_mm(a, b, offs, bias=bias, out_dtype=dtype, out=out, accumulate=accumulate)
     m, k = a.shape[-2:]
     if config is None:
@@ -122,16 +125,18 @@ def grouped_gemm(
     _check_pairs(pairs)
     first_a, first_b = pairs[0]
     device = first_a.device
-    dtype = checks.check_out_dtype(out_dtype, outs[0] if outs else None)
+    dtype = checks.check_out_dtype(out_dtype, outs[0] if isinstance(outs, Sequence) and outs else None)
     shapes = [(a.shape[0], b.shape[0]) for a, b in pairs]
     if outs is None:
         if accumulate:
             raise ValueError("accumulate is True and outs is None: there is nothing to add to")
     else:
         _check_outs(outs, shapes, dtype, pairs)
-    if device.type == "cpu":
-        return _reference_gemm(pairs, shapes, dtype, outs, accumulate=accumulate)
     facts = _facts(first_a, first_b, dtype, exact=exact)
+    if device.type == "cpu":
+        if config is not None:
+            checks.check_config(config, None, facts)
+        return _reference_gemm(pairs, shapes, dtype, outs, accumulate=accumulate)
     if any(b.folded == 1 for _, b in pairs):
         facts["sfb_rows"] = 1  # one kernel for all: tile scales, unless a weight comes without them
     if config is None:
@@ -200,12 +205,18 @@ def _operands(
 
 
 def _check_pairs(pairs: Sequence[tuple[MXFP8Tensor, MXFP8Tensor]]) -> None:
+    if not isinstance(pairs, Sequence):
+        raise TypeError(f"pairs is a {type(pairs).__name__}: it must be a list of pairs (a, b)")
     if not 1 <= len(pairs) <= MAX_GROUPS:
         raise ValueError(f"pairs has {len(pairs)} entries: there must be 1 to {MAX_GROUPS}")
+    for i, pair in enumerate(pairs):
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError(f"pairs[{i}] is {pair!r}: it must be a pair (a, b)")
+        checks.check_operand(f"pairs[{i}][0]", pair[0])
+        checks.check_operand(f"pairs[{i}][1]", pair[1])
     first_a, first_b = pairs[0]
     for i, (a, b) in enumerate(pairs):
         for name, x, first in ((f"pairs[{i}][0]", a, first_a), (f"pairs[{i}][1]", b, first_b)):
-            checks.check_operand(name, x)
             if x.ndim != 2:
                 raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be 2D")
             if x.dtype != first.dtype:
@@ -221,13 +232,16 @@ def _check_outs(
     dtype: torch.dtype,
     pairs: Sequence[tuple[MXFP8Tensor, MXFP8Tensor]],
 ) -> None:
+    if not isinstance(outs, Sequence):
+        raise TypeError(f"outs is a {type(outs).__name__}: it must be a list of tensors")
     if len(outs) != len(pairs):
         raise ValueError(f"outs has {len(outs)} entries: there must be one for each of the {len(pairs)} pairs")
     inputs = [
         (f"pairs[{i}][{j}].{part}", getattr(x, part))
         for i, pair in enumerate(pairs)
         for j, x in enumerate(pair)
-        for part in ("data", "scale")
+        for part in ("data", "scale", "tile_scale")
+        if getattr(x, part) is not None
     ]
     for i, (out, shape) in enumerate(zip(outs, shapes, strict=True)):
         others = [(f"outs[{j}]", other) for j, other in enumerate(outs[:i])]
