@@ -63,27 +63,39 @@ def offsets(sizes, device="cpu", dtype=torch.int32) -> torch.Tensor:
     return torch.tensor(sizes, device=device).cumsum(0).to(dtype)
 
 
-def run(a, b, sizes=None, *, out_dtype=torch.bfloat16, bias=False, accumulate=False, offs_dtype=torch.int32, **options):
+def run(
+    a,
+    b,
+    sizes=None,
+    *,
+    out_dtype=torch.bfloat16,
+    bias=False,
+    accumulate=False,
+    offs_dtype=torch.int32,
+    positive=False,
+    **options,
+):
     """Call grouped_mm with an output whose other rows are poisoned, and check all of it.
 
-    sizes: rows of each group, or None for a batch. bias, accumulate: whether to have one, to do so.
+    sizes: rows of each group, or None for a batch. bias, accumulate, positive: whether to have a bias,
+    to accumulate, and whether all products have one sign.
     """
     ends = None if sizes is None else offsets(sizes).tolist()
     groups, n = b.shape[:2]
     used = a.shape[0] if ends is None else ends[-1]
     shape = (*a.shape[:-1], n)
-    source = torch.Generator().manual_seed(99)
+    source = generator(a.device, 99)
     out = poisoned(shape, out_dtype, a.device)
     if accumulate:
-        out[:used] = torch.randn((used, *shape[1:]), generator=source).to(a.device, out_dtype)
+        out[:used] = torch.randn((used, *shape[1:]), generator=source, device=a.device).to(out_dtype)
     old = out.clone() if accumulate else None
-    bias = torch.randn((groups, n), generator=source).to(a.device, out_dtype) if bias else None
+    bias = torch.randn((groups, n), generator=source, device=a.device).to(out_dtype) if bias else None
     offs = None if ends is None else offsets(sizes, a.device, offs_dtype)
     got = mx.grouped_mm(a, b, offs, bias=bias, out=out, accumulate=accumulate, **options)
     assert got is out
     exact, config = options.get("exact", False), options.get("config")
     sfb_rows = config.sfb_rows if config else None
-    rows = bounds.check_product(out, a, b, ends, exact=exact, bias=bias, old=old, sfb_rows=sfb_rows)
+    rows = bounds.check_product(out, a, b, ends, exact=exact, bias=bias, old=old, sfb_rows=sfb_rows, positive=positive)
     assert rows == (a.shape[1] * groups if ends is None else used)
     if ends is not None:
         assert is_poisoned(out[used:]), "rows of no group were written"
