@@ -5,9 +5,10 @@ from __future__ import annotations
 import bounds
 import pytest
 import torch
-from products import E4M3, E5M2, folded, operand
+from products import E4M3, E5M2, folded, mixed_tiles, offsets, operand
 
 from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
+from mxfp8_cutlass.quantize import fold
 
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -165,3 +166,32 @@ def test_overflow_must_have_the_right_sign():
     for wrong in (float("nan"), -float("inf"), 3e38):
         with pytest.raises(AssertionError, match="first is \\[0, 0\\]"):
             bounds.check(torch.tensor([[wrong, 0.0]]), expected)
+
+
+@pytest.mark.parametrize("spread", [2, 12, 40])
+@pytest.mark.parametrize("rows", [1, 128])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
+def test_products_of_folded_operands(monkeypatch, dtype, rows, spread):
+    """As on a GPU: checked against the folded operands closely, and against the given ones within folding's bound."""
+    a, b = operand((45, 288), dtype, 1, spread=spread), mixed_tiles(operand((2, 16, 288), dtype, 2, spread=spread))
+    run_a, run_b = fold(a), fold(b, rows)
+    monkeypatch.setattr(bounds, "as_run", lambda a, b, **options: (run_a, run_b, 128))
+    got = torch.empty((45, 16), dtype=torch.bfloat16)
+    for g, part in enumerate((slice(0, 40), slice(40, 45))):
+        x, y = bounds.values(run_a)[part], bounds.values(run_b)[g]
+        got[part] = bounds.hopper_chain(x, y, 128).float().bfloat16()
+    ends = offsets([40, 5]).tolist()
+    assert bounds.check_product(got, a, b, ends) == 45
+    got[44] *= 1.02
+    with pytest.raises(AssertionError, match=r"group 1.* wrong"):
+        bounds.check_product(got, a, b, ends)
+
+
+def test_folding_beyond_its_bound_is_refused():
+    x = operand((8, 128), E4M3, 1, spread=12)
+    right = fold(x)
+    bounds.fold_bound(x, right)
+    data = right.data.view(torch.uint8).clone()
+    data[3, 5] ^= 2
+    with pytest.raises(AssertionError, match="folding changed an element"):
+        bounds.fold_bound(x, MXFP8Tensor(data.view(E4M3), right.scale))
