@@ -93,7 +93,8 @@ def grouped_mm(
         out = torch.empty(shape, dtype=dtype, device=a.device)
     if a.data.numel():
         a, b = _prepared(config, a, b)
-        x = _operands(config, a, b, out, bias)
+        scales = _scales(config, a, b)
+        x = _operands(a, b, scales, out, bias)
         launch_stacked(config, x, offs, groups, accumulate=accumulate, device=a.device.index)
     return out
 
@@ -147,7 +148,8 @@ def grouped_gemm(
     results = list(outs) if outs is not None else [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
     busy = [(*_prepared(config, a, b), out) for (a, b), out in zip(pairs, results, strict=True) if a.shape[0]]
     if busy:
-        problems = [_operands(config, a, b, out, None) for a, b, out in busy]
+        scales = [_scales(config, a, b) for a, b, _ in busy]
+        problems = [_operands(a, b, s, out, None) for (a, b, out), s in zip(busy, scales, strict=True)]
         launch_list(config, problems, accumulate=accumulate, device=device.index)
     return results
 
@@ -184,15 +186,25 @@ def _prepared(config: TileConfig, a: MXFP8Tensor, b: MXFP8Tensor) -> tuple[MXFP8
     return a, b
 
 
+def _scales(config: TileConfig, a: MXFP8Tensor, b: MXFP8Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scales as the kernel reads them; to be held until it is launched."""
+    return a.scale_by_run(config.promotion_k), b.scale_by_run(config.promotion_k)
+
+
 def _operands(
-    config: TileConfig, a: MXFP8Tensor, b: MXFP8Tensor, out: torch.Tensor, bias: torch.Tensor | None
+    a: MXFP8Tensor,
+    b: MXFP8Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
 ) -> Operands:
     m, k = a.shape[-2:]
+    sfa, sfb = scales
     return Operands(
         a=a.data.data_ptr(),
-        sfa=a.scale_by_run(config.promotion_k).data_ptr(),
+        sfa=sfa.data_ptr(),
         b=b.data.data_ptr(),
-        sfb=b.scale_by_run(config.promotion_k).data_ptr(),
+        sfb=sfb.data_ptr(),
         sfb_tiles=b.tile_scale.data_ptr() if b.tile_scale is not None else 0,
         out=out.data_ptr(),
         bias=bias.data_ptr() if bias is not None else 0,

@@ -38,7 +38,7 @@ class MXFP8Tensor:
         ValueError: a shape, a layout, a device or `folded` breaks a rule above.
     """
 
-    __slots__ = ("_scale_by_run", "data", "folded", "scale", "tile_scale")
+    __slots__ = ("_run_scale", "data", "folded", "scale", "tile_scale")
 
     data: torch.Tensor
     scale: torch.Tensor
@@ -64,9 +64,16 @@ class MXFP8Tensor:
             _check_part("tile_scale", tile_scale, (torch.uint8,), tile_scale_shape(data.shape), data)
         self._set(data, scale.view(torch.float8_e8m0fnu), int(folded), tile_scale)
 
-    def _set(self, data: torch.Tensor, scale: torch.Tensor, folded: int, tile_scale: torch.Tensor | None) -> None:
+    def _set(
+        self,
+        data: torch.Tensor,
+        scale: torch.Tensor,
+        folded: int,
+        tile_scale: torch.Tensor | None,
+        run_scale: torch.Tensor | None = None,
+    ) -> None:
         self.data, self.scale, self.folded, self.tile_scale = data, scale, folded, tile_scale
-        self._scale_by_run: dict[int, torch.Tensor] = {}
+        self._run_scale = run_scale
 
     @classmethod
     def unchecked(
@@ -79,12 +86,10 @@ class MXFP8Tensor:
     ) -> MXFP8Tensor:
         """For parts that this package made itself: no checks, since these cost more than launching a kernel does.
 
-        `run_scale`: what scale_by_run(128) is to return, if it is known already.
+        `run_scale`: what scale_by_run(128) is to return, if the kernel that wrote the other parts wrote it too.
         """
         self = cls.__new__(cls)
-        self._set(data, scale.view(torch.float8_e8m0fnu), folded, tile_scale)
-        if run_scale is not None:
-            self._scale_by_run[RUN] = run_scale
+        self._set(data, scale.view(torch.float8_e8m0fnu), folded, tile_scale, run_scale)
         return self
 
     @property
@@ -118,15 +123,15 @@ class MXFP8Tensor:
         return self.scale.view(torch.uint8)
 
     def scale_by_run(self, promotion_k: int) -> torch.Tensor:
-        """The scales as the grouped GEMM kernels read them: uint8 (..., ceil(K / promotion_k), R), made once and kept.
+        """The scales as the grouped GEMM kernels read them: uint8 (..., ceil(K / promotion_k), R), contiguous.
 
         A tile's scales of one run of `promotion_k` elements lie together in this order. promotion_k is 32, or 128 for a
-        folded tensor.
+        folded tensor. What `fold` and `quantize(..., fold=True)` have not written already is laid out anew by each call:
+        kept here, it would be wrong once `scale` changes, or on another stream, or after a capture.
         """
-        if promotion_k not in self._scale_by_run:
-            by_run = self.scale_bytes[..., :: promotion_k // BLOCK].mT
-            self._scale_by_run[promotion_k] = by_run.contiguous()
-        return self._scale_by_run[promotion_k]
+        if promotion_k == RUN and self._run_scale is not None:
+            return self._run_scale
+        return self.scale_bytes[..., :: promotion_k // BLOCK].mT.contiguous()
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The values in `dtype`; see `mxfp8_cutlass.dequantize`."""
