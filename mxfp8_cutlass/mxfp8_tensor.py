@@ -126,8 +126,8 @@ class MXFP8Tensor:
         """The scales as the grouped GEMM kernels read them: uint8 (..., ceil(K / promotion_k), R), contiguous.
 
         A tile's scales of one run of `promotion_k` elements lie together in this order. promotion_k is 32, or 128 for a
-        folded tensor. What `fold` and `quantize(..., fold=True)` have not written already is laid out anew by each call:
-        kept here, it would be wrong once `scale` changes, or on another stream, or after a capture.
+        folded tensor. What `fold` and `quantize(..., fold=True)` have not written already, each call lays out anew: a
+        copy kept here would be wrong once `scale` changes, or on another stream, or after a capture.
         """
         if promotion_k == RUN and self._run_scale is not None:
             return self._run_scale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import importlib
 import re
 import runpy
@@ -13,6 +14,7 @@ import pytest
 
 import mxfp8_cutlass
 from mxfp8_cutlass import env
+from mxfp8_cutlass.generator.config_space import all_configs
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -65,6 +67,12 @@ def test_continuous_integration_runs_the_commands_of_the_readme():
     wanted = [part.strip() for part in f"{set_up}&&{tests}".split("&&")]
     script = (ROOT / ".ci" / "run").read_text().splitlines()
     assert [line for line in script if line in wanted] == wanted
+
+
+def test_count_of_kernels_in_the_first_bundle():
+    patterns = re.findall(r'--config "(.*?)"', blocks("sh")[0])
+    names = {config.name for config in all_configs("90a")}
+    assert f"compiles {sum(len(fnmatch.filter(names, pattern)) for pattern in patterns)} kernels" in README
 
 
 def test_tables_of_the_readme_are_complete():
