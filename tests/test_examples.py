@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import accumulation
 import folding_table
 import moe_layer
 import pytest
@@ -42,3 +43,15 @@ def test_moe_layer(device, tokens):
         exact = moe_layer.product(a.dequantize(torch.float64), b.dequantize(torch.float64), offs)
         assert relative_error(out, exact) < 2.5e-3
     assert relative_error(result.y, moe_layer.forward_float64(x, routing, experts)) < 0.1
+
+
+@pytest.mark.parametrize("name", accumulation.INPUTS)
+def test_accumulation(device, name):
+    """Promoting every 128 of K costs less than a thousandth on data of one sign, every 32 less than that."""
+    torch.manual_seed(0)
+    draw = accumulation.INPUTS[name]
+    a, b = accumulation.operand(draw(256, 8192), device), accumulation.operand(draw(256, 8192)[None], device)
+    biases = {product: abs(accumulation.bias(*pair)) for product, pair in accumulation.products(a, b).items()}
+    assert biases["bf16 rounding alone"] < 1e-4
+    assert biases["`grouped_mm`, folded"] < 1e-3
+    assert biases["`grouped_mm`, exact"] < 2.5e-4
