@@ -95,7 +95,7 @@ def loss_measure(a: torch.Tensor, b: torch.Tensor, promotion_k: int, *, positive
 
     def squared_norms(x):
         padded = torch.nn.functional.pad(x, (0, -x.shape[1] % promotion_k))
-        return padded.view(len(x), -1, promotion_k).square().sum(-1)
+        return padded.view(len(x), padded.shape[1] // promotion_k, promotion_k).square().sum(-1)
 
     return (squared_norms(a) @ squared_norms(b).mT).sqrt()
 
