@@ -25,7 +25,7 @@ class TensorMap(ctypes.Structure):
 
 
 class Problem(ctypes.Structure):
-    """mxfp8::Problem, without the padding that its 64-byte alignment puts at the end."""
+    """mxfp8::Problem, with the padding that its alignment puts at the end."""
 
     _fields_ = (
         ("map_a", TensorMap),
@@ -40,6 +40,9 @@ class Problem(ctypes.Structure):
         ("k", ctypes.c_int),
         ("padding", ctypes.c_int * 3),
     )
+
+
+PROBLEM_BYTES = ctypes.sizeof(Problem)
 
 
 class GroupedGemmParams(ctypes.Structure):
@@ -157,15 +160,20 @@ _CAPTURED_TABLES: list[torch.Tensor] = []
 """Host tables that CUDA graphs copy from at each replay; they must outlive the graphs, so they are kept for good."""
 
 
+def write_table(table: torch.Tensor, problems: Sequence[Problem]) -> None:
+    """Write problems into a host tensor of bytes as the kernel's array of them."""
+    for i, problem in enumerate(problems):
+        ctypes.memmove(table.data_ptr() + i * PROBLEM_BYTES, ctypes.addressof(problem), PROBLEM_BYTES)
+
+
 def launch_list(config: TileConfig, problems: Sequence[Operands], *, accumulate: bool, device: int) -> None:
     """Launch one kernel for problems of any shapes. Their table travels to the device by a copy on the same stream."""
-    size = -(-ctypes.sizeof(Problem) // 64) * 64
-    host = torch.zeros(len(problems) * size, dtype=torch.uint8, pin_memory=True)
-    for i, x in enumerate(problems):
-        ctypes.memmove(host.data_ptr() + i * size, ctypes.addressof(_problem(config, x)), ctypes.sizeof(Problem))
+    kernel = load(config, device)
+    host = torch.empty(len(problems) * PROBLEM_BYTES, dtype=torch.uint8, pin_memory=True)
+    write_table(host, [_problem(config, x) for x in problems])
     if torch.cuda.is_current_stream_capturing():
         _CAPTURED_TABLES.append(host)
     table = host.to(f"cuda:{device}", non_blocking=True)
     params = GroupedGemmParams(problems=table.data_ptr(), groups=len(problems), accumulate=accumulate)
     clusters = sum(clusters_at_most(config, x.m, x.n, 1, split=False) for x in problems)
-    load(config, device).launch(params, _grid(config, clusters, device), torch.cuda.current_stream(device).cuda_stream)
+    kernel.launch(params, _grid(config, clusters, device), torch.cuda.current_stream(device).cuda_stream)

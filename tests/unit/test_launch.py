@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,11 +20,10 @@ CONFIGS = sorted({(c.tile_m, c.tile_n, c.cluster_m, c.cluster_n): c for c in sm9
 
 def test_structs_mirror_the_kernels():
     """The compiler checks sizes and offsets. NVRTC's offsetof is no constant; its front end's __INTADDR__ is."""
-    padded = -(-ctypes.sizeof(Problem) // 64) * 64  # ctypes knows no 64-byte alignment: launch_list pads entries itself
     lines = [
         '#include "mxfp8/tile_scheduler.cuh"',
         f"static_assert(sizeof(mxfp8::TensorMap) == {ctypes.sizeof(TensorMap)});",
-        f"static_assert(sizeof(mxfp8::Problem) == {padded});",
+        f"static_assert(sizeof(mxfp8::Problem) == {launch.PROBLEM_BYTES});",
         f"static_assert(sizeof(mxfp8::GroupedGemmParams) == {ctypes.sizeof(GroupedGemmParams)});",
         f"static_assert(mxfp8::TileScheduler<64, 64, 1, 1>::kEntryBytes == {GROUP_ENTRY_BYTES});",
     ]
@@ -33,6 +33,22 @@ def test_structs_mirror_the_kernels():
                 address = f"__INTADDR__(&static_cast<mxfp8::{struct.__name__}*>(nullptr)->{field})"
                 lines.append(f"static_assert({address} == {getattr(struct, field).offset});")
     compile_source("\n".join([*lines, 'extern "C" __global__ void checked() {}']), "checked", "90a")
+
+
+def test_table_of_problems(monkeypatch):
+    """Each problem's bytes stand at its place, whatever became of the structs that they came from."""
+    monkeypatch.setattr(launch, "tensor_map", lambda *key: TensorMap((ctypes.c_uint64 * 16)(*key)))
+    operands = [launch.Operands(*(1000 * i + j for j in range(12))) for i in range(40)]
+    table = torch.full((len(operands) * launch.PROBLEM_BYTES,), 255, dtype=torch.uint8)
+    launch.write_table(table, [launch._problem(CONFIGS[0], x) for x in operands])
+    problems = (Problem * len(operands)).from_buffer_copy(table.numpy().tobytes())
+    for x, problem in zip(operands, problems, strict=True):
+        found = {
+            field: getattr(problem, field) or 0 for field in ("sfa", "sfb", "sfb_tiles", "out", "bias", "m", "n", "k")
+        }
+        assert found == {field: getattr(x, field) for field in found}
+        assert list(problem.map_a.opaque)[:4] == [x.a, x.batch_a, x.m, x.k]
+        assert list(problem.map_b.opaque)[:4] == [x.b, x.batch_b, x.n, x.k]
 
 
 def row_clusters(config, rows):
