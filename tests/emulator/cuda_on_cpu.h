@@ -111,17 +111,6 @@ inline float __int_as_float(int x) { return emulator::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 
-inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selectors) {
-  const unsigned long long bytes = static_cast<unsigned long long>(b) << 32 | a;
-  unsigned out = 0;
-  for (int i = 0; i < 4; ++i) {
-    const unsigned selector = selectors >> 4 * i;
-    const unsigned byte = bytes >> 8 * (selector & 7) & 0xFF;
-    out |= (selector & 8 ? (byte & 0x80 ? 0xFF : 0) : byte) << 8 * i;
-  }
-  return out;
-}
-
 inline void __syncthreads() { emulator::sync(); }
 inline void __syncwarp() { emulator::sync(); }
 

@@ -57,7 +57,7 @@ __device__ u32 pack4(const float (&x)[4]) {
 template <class Format>
 __device__ u32 nonfinite_mask(u32 bytes) {
   const u32 carry = (bytes & 0x7F7F7F7Fu) + 0x01010101u * (0x80u - Format::kFirstNonFinite);
-  return __byte_perm(carry, 0, 0xBA98);  // replicates each byte's sign bit
+  return (carry >> 7 & 0x01010101u) * 0xFFu;
 }
 
 // 2^exponent, exact for -127..127 (2^-127 is a float subnormal).
