@@ -73,8 +73,9 @@ __device__ inline void promote_columns(float* sum, const float* partial, float a
   }
 }
 
-// Any scales at all. Both are halved in the exponent, so that neither product of halves leaves FP32 and a result is lost
-// only if it does not fit FP32 itself. Rare, so small rather than fast.
+// Any scales at all. Both are halved in the exponent and the halves paired crosswise, so that both factors stay within
+// 2^-127 to 2^127: a zero stays zero, and a result is lost only if it does not fit FP32 itself. Rare, so small rather
+// than fast.
 template <int TileN, int ColumnStep>
 __device__ inline void promote_extreme(float* sum, const float* partial, float a0, float a1, const float* sfb) {
   const float2 half0 = split_power(a0), half1 = split_power(a1);
@@ -85,8 +86,8 @@ __device__ inline void promote_extreme(float* sum, const float* partial, float a
       const float2 column = split_power(ColumnStep == 1 ? sfb[8 * j + c] : sfb[8 * j / ColumnStep]);
       float& first = sum[4 * j + c];
       float& second = sum[4 * j + 2 + c];
-      first = fmaf(partial[4 * j + c] * (half0.x * column.x), half0.y * column.y, first);
-      second = fmaf(partial[4 * j + 2 + c] * (half1.x * column.x), half1.y * column.y, second);
+      first = fmaf(partial[4 * j + c] * (half0.x * column.y), half0.y * column.x, first);
+      second = fmaf(partial[4 * j + 2 + c] * (half1.x * column.y), half1.y * column.x, second);
     }
   }
 }
