@@ -15,6 +15,8 @@ from mxfp8_cutlass.headers import include_path, toolchain
 OPTIONS: dict[str, object] = {
     "std": "c++17",
     "device_as_default_execution_space": True,
+    # Where there is a driver, NVRTC keeps a cache of its own, and what it finds there comes without ptxas' report.
+    "no_cache": True,
     "ptxas_options": ["-v"],
 }
 
