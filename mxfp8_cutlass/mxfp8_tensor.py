@@ -33,6 +33,8 @@ class MXFP8Tensor:
         tile_scale: with folded=128 only: uint8, shape (..., ceil(R / 128), ceil(K / 128)), contiguous. A byte of 255
             marks a mixed tile, whose rows keep one scale per run.
 
+    A folded tensor is not to be written to: `fold` keeps its scales in a second order as well. Fold anew instead.
+
     Raises:
         TypeError: an argument is no tensor, or of a dtype that is not listed above.
         ValueError: a shape, a layout, a device or `folded` breaks a rule above.

@@ -112,9 +112,11 @@ def select_kernel(
         out: "bf16", "fp16" or "fp32".
 
     Raises:
+        TypeError: an entry of `problem_sizes` that is not three ints.
         ValueError: an empty list, a size out of range, or facts that no kernel of the target has.
     """
-    sizes = tuple((int(m), int(n), int(k)) for m, n, k in problem_sizes)
+    check_problem_sizes(problem_sizes)
+    sizes = tuple((m, n, k) for m, n, k in problem_sizes)
     return _select(sizes, target_sm, promotion_k, sfb_rows, element_a, element_b, out)
 
 
@@ -150,10 +152,13 @@ def select_stacked(
 
 
 def check_problem_sizes(problem_sizes: Sequence[tuple[int, int, int]]) -> None:
-    """Raise ValueError unless there are 1 to MAX_GROUPS problems and each has sizes that the kernels take."""
+    """Raise ValueError or TypeError unless there are 1 to MAX_GROUPS problems, each of sizes that the kernels take."""
     if not 1 <= len(problem_sizes) <= MAX_GROUPS:
         raise ValueError(f"problem_sizes has {len(problem_sizes)} entries: there must be 1 to {MAX_GROUPS}")
-    for i, (m, n, k) in enumerate(problem_sizes):
+    for i, sizes in enumerate(problem_sizes):
+        if not (isinstance(sizes, Sequence) and len(sizes) == 3 and all(isinstance(size, int) for size in sizes)):
+            raise TypeError(f"problem_sizes[{i}] is {sizes!r}: it must be three ints, (M, N, K)")
+        m, n, k = sizes
         if m < 0 or n <= 0 or k <= 0:
             raise ValueError(f"problem_sizes[{i}] is {(m, n, k)}: M must not be negative, N and K must be positive")
         if n % 16 or k % 32:

@@ -170,3 +170,9 @@ def test_errors(sizes, options, message):
     for function in (select_kernel, rank):
         with pytest.raises(ValueError, match=message):
             function(sizes, **options)
+
+
+@pytest.mark.parametrize("entry", [(128.0, 256, 512), (128, 256), 7, "128", None], ids=str)
+def test_entries_are_three_ints(entry):
+    with pytest.raises(TypeError, match=r"problem_sizes\[1\] is .*: it must be three ints, \(M, N, K\)"):
+        select_kernel([(128, 256, 512), entry])
