@@ -25,7 +25,7 @@ class TensorMap(ctypes.Structure):
 
 
 class Problem(ctypes.Structure):
-    """mxfp8::Problem, with the padding that its alignment puts at the end."""
+    """mxfp8::Problem."""
 
     _fields_ = (
         ("map_a", TensorMap),
@@ -38,7 +38,7 @@ class Problem(ctypes.Structure):
         ("m", ctypes.c_int),
         ("n", ctypes.c_int),
         ("k", ctypes.c_int),
-        ("padding", ctypes.c_int * 3),
+        ("padding", ctypes.c_int * 19),
     )
 
 

@@ -25,6 +25,7 @@ struct Problem {
   void* out;                 // (batch, M, N)
   const void* bias;          // (batch, N) in the output's type, or null
   int m, n, k;
+  int padding[19];  // to 384 bytes: in an array in global memory every map is aligned to 128, as CUDA 13's own type is
 };
 
 struct GroupedGemmParams {
