@@ -70,7 +70,7 @@ def test_wheel_holds_the_package_and_nothing_beside_it(wheel):
     for path in sources:
         assert f"mxfp8_cutlass/{path.relative_to(ROOT)}" in names
     assert "mxfp8_cutlass/py.typed" in names
-    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert any(name.endswith("LICENSE") for name in names)
 
 
 def version() -> str:
