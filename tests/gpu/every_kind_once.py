@@ -1,0 +1,45 @@
+"""Launches each kind of kernel once, on small ragged problems: what to run under compute-sanitizer. No test by itself.
+
+docs/development.md has the commands.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import mxfp8_cutlass as mx
+from mxfp8_cutlass.generator.config_space import sm90_configs
+
+SIZES = [130, 0, 1, 300, 64]
+N, K = 400, 1120
+SHAPES = [(300, 256, 512), (17, 1024, 96), (0, 64, 32), (129, 16, 32)]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    groups, rows = len(SIZES), sum(SIZES) + 9
+    x, w = torch.randn(rows, K, device="cuda"), torch.randn(groups, N, K, device="cuda")
+    w[1, :200] *= torch.exp(6 * torch.randn(200, 1, device="cuda"))  # mixed tiles
+    w[2, :, :64] *= 1e30  # extreme scales
+    w[3] *= 1e-30
+    offs = torch.tensor(SIZES, device="cuda").cumsum(0).to(torch.int32)
+    bias = torch.randn(groups, N, device="cuda", dtype=torch.bfloat16)
+
+    mx.dequantize(mx.quantize(x.bfloat16(), torch.float8_e5m2, "floor", fold=True), torch.bfloat16)
+    xq, wq = mx.quantize(x), mx.quantize(w)
+    folded = {rows: mx.fold(wq, rows, return_stats=True)[0] for rows in (1, 128)}
+    configs = [c for c in sm90_configs() if (c.element_a, c.element_b, c.out) == ("e4m3", "e4m3", "bf16")]
+    for config in configs:
+        exact = config.promotion_k == 32
+        a, b = (xq, wq) if exact else (mx.fold(xq), folded[config.sfb_rows])
+        out = torch.zeros(rows, N, device="cuda", dtype=torch.bfloat16)
+        mx.grouped_mm(a, b, offs, bias=bias, out=out, accumulate=True, exact=exact, config=config)
+    mx.grouped_mm(mx.quantize(torch.randn(groups, 70, K, device="cuda")), folded[128])
+    pairs = [(torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")) for m, n, k in SHAPES]
+    mx.grouped_gemm([(mx.quantize(a), mx.quantize(b)) for a, b in pairs])
+    torch.cuda.synchronize()
+    print(f"{len(configs) + 2} grouped GEMM launches")  # noqa: T201 - so that a log shows how far it came
+
+
+if __name__ == "__main__":
+    main()
