@@ -105,7 +105,7 @@ def quantize(x: torch.Tensor, dtype: torch.dtype, scaling: str, *, fold: bool) -
         params.map = run_map(scale.numel() // scale.shape[-1], scale.shape[-1])
     else:  # runs may cross rows: all blocks are one row
         params.map = run_map(1, scale.numel())
-    _launch(config, params, -(-params.map.runs // config.runs_per_cta), x.device)
+    launch(config, params, -(-params.map.runs // config.runs_per_cta), x.device)
     return MXFP8Tensor.unchecked(data, scale, int(fold), run_scale=run_scale)
 
 
@@ -134,7 +134,7 @@ def fold(xq: MXFP8Tensor, rows: int, *, stats: bool) -> tuple[MXFP8Tensor, torch
     else:
         params.map = run_map(xq.data.numel() // xq.K, row_blocks)
         grid = -(-params.map.runs // config.runs_per_cta)
-    _launch(config, params, grid, xq.device)
+    launch(config, params, grid, xq.device)
     return MXFP8Tensor.unchecked(data, scale, rows, tile_scale, run_scale), changed
 
 
@@ -143,7 +143,7 @@ def dequantize(xq: MXFP8Tensor, dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty(xq.shape, dtype=dtype, device=xq.device)
     config = _dequantize_config(target_of(xq.device), DTYPE_NAMES[xq.dtype], DTYPE_NAMES[dtype])
     params = DequantizeParams(xq.data.data_ptr(), xq.scale.data_ptr(), out.data_ptr(), out.numel())
-    _launch(config, params, -(-out.numel() // config.elements_per_cta), xq.device)
+    launch(config, params, -(-out.numel() // config.elements_per_cta), xq.device)
     return out
 
 
@@ -157,8 +157,9 @@ def _empty_run_scale(x: torch.Tensor) -> torch.Tensor:
     return torch.empty((*x.shape[:-2], -(-x.shape[-1] // RUN), x.shape[-2]), dtype=torch.uint8, device=x.device)
 
 
-def _launch(config: KernelConfig, params: ctypes.Structure, grid: int, device: torch.device) -> None:
-    if grid == 0:  # an empty tensor
+def launch(config: KernelConfig, params: ctypes.Structure, grid: int, device: torch.device) -> None:
+    """Launch a kernel on the current stream of a device; nothing if the grid is empty, as for an empty tensor."""
+    if grid == 0:
         return
     index = torch.cuda.current_device() if device.index is None else device.index
     load(config, index).launch(params, grid, torch.cuda.current_stream(device).cuda_stream)

@@ -6,10 +6,10 @@ import ctypes
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
-from mxfp8_cutlass.generator.elementwise_config import elementwise_configs
-from mxfp8_cutlass.generator.render import render
+from mxfp8_cutlass.generator.render import KernelConfig, render
 from mxfp8_cutlass.templates import INCLUDE
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -17,10 +17,9 @@ OPTIONS = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
 
 
 class Kernels:
-    """All kernels of one target, as functions of a struct and a grid."""
+    """Kernels as functions of a struct and a grid."""
 
-    def __init__(self, compiler: str, folder: Path) -> None:
-        configs = elementwise_configs("90a")
+    def __init__(self, compiler: str, folder: Path, configs: Sequence[KernelConfig]) -> None:
         sources = {config: render(config) for config in configs}
         headers = sorted(
             {line for text in sources.values() for line in text.splitlines() if line.startswith("#include")}
@@ -43,7 +42,7 @@ class Kernels:
         self.launched: list[str] = []
 
     def launch(self, config, params, grid, device) -> None:
-        """In place of elementwise._launch."""
+        """In place of elementwise.launch."""
         if grid:
             self.launched.append(config.name)
             getattr(self._library, config.name)(ctypes.byref(params), ctypes.c_uint(grid))

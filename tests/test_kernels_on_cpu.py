@@ -32,13 +32,13 @@ TO_FOLD = [*SHAPES, (300, 288)]
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    return kernel_emulator.Kernels(COMPILER, tmp_path_factory.mktemp("kernels"))
+    return kernel_emulator.Kernels(COMPILER, tmp_path_factory.mktemp("kernels"), elementwise_configs("90a"))
 
 
 @pytest.fixture(autouse=True)
 def kernels(compiled, monkeypatch):
     """CPU tensors take the way of CUDA tensors, up to the launch."""
-    monkeypatch.setattr(elementwise, "_launch", compiled.launch)
+    monkeypatch.setattr(elementwise, "launch", compiled.launch)
     monkeypatch.setattr(elementwise, "target_of", lambda device: "90a")
     monkeypatch.setattr(quantize, "_on_cuda", lambda name, x: True)
     compiled.launched.clear()
