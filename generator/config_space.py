@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 
-from mxfp8_cutlass.generator.elementwise_config import elementwise_configs
+from mxfp8_cutlass.generator.elementwise_config import elementwise_configs, swizzle_configs
 from mxfp8_cutlass.generator.render import KernelConfig
 from mxfp8_cutlass.generator.tile_config import CUDA_OUTPUT, CUTLASS_ELEMENT, TileConfig
 
@@ -53,6 +53,6 @@ def sm90_configs() -> tuple[TileConfig, ...]:
 
 @cache
 def all_configs(target_sm: str) -> tuple[KernelConfig, ...]:
-    """Every kernel of a target: grouped GEMM, quantize, fold, dequantize."""
+    """Every kernel of a target: grouped GEMM, quantize, fold, dequantize, swizzle and unswizzle scales."""
     gemms = sm90_configs() if target_sm == "90a" else ()
-    return (*gemms, *elementwise_configs(target_sm))
+    return (*gemms, *elementwise_configs(target_sm), *swizzle_configs(target_sm))

@@ -1,4 +1,4 @@
-"""Configs of the kernels that are bound by memory: quantize, fold and dequantize."""
+"""Configs of the kernels that are bound by memory: quantize, fold, dequantize, and the change of the scales' layout."""
 
 from __future__ import annotations
 
@@ -12,25 +12,20 @@ FORMATS = {"e4m3": "E4M3", "e5m2": "E5M2"}
 INPUTS = {"bf16": "Bf16", "fp16": "Fp16", "fp32": "Fp32"}
 SCALINGS = {"rceil": "Rceil", "floor": "Floor"}
 FOLD_FUNCTIONS = {1: "fold_runs", 128: "fold_tiles"}
+SWIZZLE_FUNCTIONS = {"swizzle": "swizzle_scales", "unswizzle": "unswizzle_scales"}
+SWIZZLE_GROUPS = {"rows": "RowGroups", "blocks": "BlockGroups"}
 
 
 @dataclass(frozen=True, order=True)
-class ElementwiseConfig:
-    """What the three kinds have in common."""
+class MemoryBoundConfig:
+    """What all kinds have in common."""
 
     target_sm: str
     """Architecture, "90a" or "100a"."""
-    element: str
-    """FP8 type, "e4m3" or "e5m2"."""
 
     threads: ClassVar[int] = 256
-    """Threads of a CTA: 8 warps, as fold.cuh's tiles need; the others would run with any number of warps."""
+    """Threads of a CTA: 8 warps, as the tiles of fold.cuh and swizzle.cuh need; others would run with any number."""
     shared_memory: ClassVar[int] = 0
-
-    @property
-    def cuda_format(self) -> str:
-        """The struct of fp8.cuh for the FP8 type."""
-        return FORMATS[self.element]
 
     @property
     def prefix(self) -> str:
@@ -41,7 +36,24 @@ class ElementwiseConfig:
         """Why this config cannot be built, or None."""
         if self.target_sm not in TARGETS:
             return f"target_sm={self.target_sm!r}: one of {', '.join(TARGETS)} (FP8 conversion, packed 16-bit maxima)"
-        return _unknown("element", self.element, FORMATS)
+        return None
+
+
+@dataclass(frozen=True, order=True)
+class ElementwiseConfig(MemoryBoundConfig):
+    """What the kinds that handle FP8 elements have in common."""
+
+    element: str
+    """FP8 type, "e4m3" or "e5m2"."""
+
+    @property
+    def cuda_format(self) -> str:
+        """The struct of fp8.cuh for the FP8 type."""
+        return FORMATS[self.element]
+
+    def check(self) -> str | None:
+        """Why this config cannot be built, or None."""
+        return super().check() or _unknown("element", self.element, FORMATS)
 
 
 @dataclass(frozen=True, order=True)
@@ -144,6 +156,43 @@ class DequantizeConfig(ElementwiseConfig):
         return super().check() or _unknown("output", self.output, INPUTS)
 
 
+@dataclass(frozen=True, order=True)
+class SwizzleConfig(MemoryBoundConfig):
+    """A kernel between compact scales and the 128x4 blocked layout."""
+
+    direction: str
+    """"swizzle" (to the blocked layout) or "unswizzle" (back)."""
+    groups: str
+    """The axis that groups are cut along: "rows" (or none is), or "blocks"."""
+
+    template: ClassVar[str] = "swizzle.cu.j2"
+    quads_per_cta: ClassVar[int] = 32
+    """Groups of 4 blocks that one CTA handles, of 128 rows each: 128 bytes of a row, which a warp reads at once."""
+
+    @property
+    def name(self) -> str:
+        """The kernel's name and entry point; derived, never parsed."""
+        return f"{self.prefix}_{self.direction}_scales_{self.groups}"
+
+    @property
+    def function(self) -> str:
+        """The function of swizzle.cuh."""
+        return SWIZZLE_FUNCTIONS[self.direction]
+
+    @property
+    def cuda_groups(self) -> str:
+        """The struct of swizzle.cuh for the axis that groups are cut along."""
+        return SWIZZLE_GROUPS[self.groups]
+
+    def check(self) -> str | None:
+        """Why this config cannot be built, or None."""
+        return (
+            super().check()
+            or _unknown("direction", self.direction, SWIZZLE_FUNCTIONS)
+            or _unknown("groups", self.groups, SWIZZLE_GROUPS)
+        )
+
+
 def _unknown(field: str, value: object, known: dict[str, str] | dict[int, str]) -> str | None:
     return None if value in known else f"{field}={value!r}: one of {', '.join(str(k) for k in known)}"
 
@@ -155,11 +204,26 @@ def elementwise_configs(target_sm: str) -> tuple[QuantizeConfig | FoldConfig | D
     Raises:
         ValueError: target_sm is neither "90a" nor "100a".
     """
-    if target_sm not in TARGETS:
-        raise ValueError(f"target_sm is {target_sm!r}: it must be one of {', '.join(TARGETS)}")
+    _check_target(target_sm)
     flags = (False, True)
     return (
         *(QuantizeConfig(target_sm, *fields) for fields in product(FORMATS, INPUTS, SCALINGS, flags)),
         *(FoldConfig(target_sm, *fields) for fields in product(FORMATS, FOLD_FUNCTIONS, flags)),
         *(DequantizeConfig(target_sm, *fields) for fields in product(FORMATS, INPUTS)),
     )
+
+
+@cache
+def swizzle_configs(target_sm: str) -> tuple[SwizzleConfig, ...]:
+    """Every kernel of a target that changes the layout of scales.
+
+    Raises:
+        ValueError: target_sm is neither "90a" nor "100a".
+    """
+    _check_target(target_sm)
+    return tuple(SwizzleConfig(target_sm, *fields) for fields in product(SWIZZLE_FUNCTIONS, SWIZZLE_GROUPS))
+
+
+def _check_target(target_sm: str) -> None:
+    if target_sm not in TARGETS:
+        raise ValueError(f"target_sm is {target_sm!r}: it must be one of {', '.join(TARGETS)}")

@@ -1,4 +1,4 @@
-"""The elementwise kernels' configs, and that each compiles for each target."""
+"""The configs of kernels that are bound by memory, and that each compiles for each target."""
 
 from __future__ import annotations
 
@@ -7,26 +7,33 @@ from dataclasses import replace
 
 import pytest
 
-from mxfp8_cutlass import elementwise
+from mxfp8_cutlass import elementwise, scale_layout
 from mxfp8_cutlass.compiler import compile_source
 from mxfp8_cutlass.generator.elementwise_config import (
     TARGETS,
     DequantizeConfig,
     FoldConfig,
     QuantizeConfig,
+    SwizzleConfig,
     elementwise_configs,
+    swizzle_configs,
 )
 from mxfp8_cutlass.generator.render import render
 
-PER_TARGET = 2 * 3 * 2 * 2 + 2 * 2 * 2 + 2 * 3
+PER_TARGET = 2 * 3 * 2 * 2 + 2 * 2 * 2 + 2 * 3 + 2 * 2
+
+
+def configs_of(target_sm):
+    return (*elementwise_configs(target_sm), *swizzle_configs(target_sm))
 
 
 def test_all_configs():
-    configs = [config for target in TARGETS for config in elementwise_configs(target)]
+    configs = [config for target in TARGETS for config in configs_of(target)]
     assert len({config.name for config in configs}) == len(set(configs)) == len(configs) == PER_TARGET * len(TARGETS)
     assert all(config.check() is None for config in configs)
-    with pytest.raises(ValueError, match="target_sm is '80'"):
-        elementwise_configs("80")
+    for function in (elementwise_configs, swizzle_configs):
+        with pytest.raises(ValueError, match="target_sm is '80'"):
+            function("80")
 
 
 @pytest.mark.parametrize(
@@ -38,6 +45,9 @@ def test_all_configs():
         (QuantizeConfig("90a", "e4m3", "bf16", "rceil", fold=True), "scaling", "even"),
         (FoldConfig("90a", "e4m3", 1, stats=False), "rows", 64),
         (DequantizeConfig("90a", "e4m3", "bf16"), "output", "fp64"),
+        (SwizzleConfig("90a", "swizzle", "rows"), "target_sm", "90"),
+        (SwizzleConfig("90a", "swizzle", "rows"), "direction", "back"),
+        (SwizzleConfig("90a", "swizzle", "rows"), "groups", "m"),
     ],
 )
 def test_reasons(config, field, value):
@@ -50,16 +60,16 @@ def test_reasons(config, field, value):
 
 @pytest.mark.parametrize("target_sm", TARGETS)
 def test_all_compile_without_spills(target_sm):
-    for config in elementwise_configs(target_sm):
+    for config in configs_of(target_sm):
         cubin = compile_source(render(config), config.name, target_sm)
         assert cubin.spill_bytes == 0, config.name
         assert cubin.registers <= 64, config.name  # 1024 threads of an SM
 
 
-@pytest.mark.parametrize("name", ["quantize", "fold", "dequantize"])
+@pytest.mark.parametrize("name", ["quantize", "fold", "dequantize", "swizzle"])
 def test_structs_mirror_the_kernels(name):
     """The compiler checks size and offsets. NVRTC's offsetof is no constant; its front end's __INTADDR__ is."""
-    struct = getattr(elementwise, f"{name.capitalize()}Params")
+    struct = getattr(scale_layout if name == "swizzle" else elementwise, f"{name.capitalize()}Params")
     where = f"mxfp8::{struct.__name__}"
     lines = [
         '#include "mxfp8/run_map.cuh"',
