@@ -6,6 +6,7 @@ from mxfp8_cutlass.generator.tile_config import TileConfig
 from mxfp8_cutlass.grouped_mm import grouped_gemm, grouped_mm
 from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
 from mxfp8_cutlass.quantize import dequantize, fold, quantize
+from mxfp8_cutlass.scale_layout import swizzle_scales, unswizzle_scales
 from mxfp8_cutlass.select import select_kernel
 
 __all__ = [
@@ -17,4 +18,6 @@ __all__ = [
     "grouped_mm",
     "quantize",
     "select_kernel",
+    "swizzle_scales",
+    "unswizzle_scales",
 ]

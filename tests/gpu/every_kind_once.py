@@ -27,6 +27,8 @@ def main() -> None:
 
     mx.dequantize(mx.quantize(x.bfloat16(), torch.float8_e5m2, "floor", fold=True), torch.bfloat16)
     xq, wq = mx.quantize(x), mx.quantize(w)
+    for scale, ends, cut in ((xq.scale, offs, "rows"), (xq.scale, 32 * torch.arange(1, 6).to(offs), "blocks")):
+        mx.unswizzle_scales(mx.swizzle_scales(scale, ends, groups=cut), scale.shape, ends, groups=cut)
     folded = {rows: mx.fold(wq, rows, return_stats=True)[0] for rows in (1, 128)}
     configs = [c for c in sm90_configs() if (c.element_a, c.element_b, c.out) == ("e4m3", "e4m3", "bf16")]
     for config in configs:

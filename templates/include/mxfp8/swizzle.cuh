@@ -143,7 +143,7 @@ struct RowGroups {
         if (tile - first_tile >= tiles || (tail_has_tiles && !in_group)) return;
         const u32 skipped = (tile - first_tile) * kTileRows;
         work.rows = {first + skipped, smaller(size - skipped, kTileRows)};
-        has_tiles = in_group && tile < params.row_tiles;  // a wrong offs may ask for more tiles than there are
+        has_tiles = in_group && tile < params.row_tiles;  // sums over a wrong offs may wrap
       };
       for_each_group<1, kTileRows>(params, params.rows, visit);
     }
@@ -177,7 +177,7 @@ struct BlockGroups {
     }
     const auto visit = [&](u32 first, u32 size, u32 first_quad, u32 quads, bool in_group) {
       const u64 end = static_cast<u64>(first_quad) + quads;
-      in_group = in_group && end <= params.quads;  // a wrong offs may ask for more quads than there are
+      in_group = in_group && end <= params.quads;  // sums over a wrong offs may wrap
       if (tail_has_tiles && !in_group) return;
       for (u64 quad = first_quad > begin ? first_quad : begin; quad < smaller<u64>(end, begin + kQuads); ++quad) {
         const u64 in_rows = quad - first_quad;
