@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
+import mmap
 
 import kernel_emulator
 import numpy as np
@@ -177,6 +179,26 @@ def test_every_kernel_is_reached(device, emulated):
     check_row_groups(device, [1], 1, 0)
     check_block_groups(device, 1, [1], 0)
     assert set(emulated.launched) == {config.name for config in swizzle_configs("90a")}
+
+
+@pytest.mark.parametrize("device", ["kernels on CPU"], indirect=True)
+@pytest.mark.parametrize("blocks", [4, 5, 13])
+@pytest.mark.parametrize("used", [1, 130, 256])
+def test_reads_no_row_behind_the_last_group(device, blocks, used):
+    """Those rows, and what follows the tensor, lie in memory that kills a process that reads it."""
+    pages = -(-used * blocks // mmap.PAGESIZE)
+    memory = mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    compact = whole[pages * mmap.PAGESIZE - used * blocks :][: (used + 9) * blocks].view(-1, blocks)
+    values = random_scales((used, blocks))
+    compact[:used] = torch.from_numpy(values)
+    guard = ctypes.c_void_p(whole.data_ptr() + pages * mmap.PAGESIZE)
+    assert ctypes.CDLL(None).mprotect(guard, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0
+    half = used // 2
+    for tensor in (compact, compact[:used]):
+        swizzled = swizzle_scales(tensor, torch.tensor([half, used]))
+        expected = by_formula([values[:half], values[half:]], swizzled.numel())
+        np.testing.assert_array_equal(swizzled.numpy().ravel(), expected)
 
 
 def test_rows_wider_than_a_cta(device):
