@@ -1,0 +1,1 @@
+"""Timing on a GPU, for `build.py bench`: workloads, peers, checks, tables and charts. Nothing else imports this."""
