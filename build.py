@@ -1,10 +1,11 @@
 #!/usr/bin/env python
-"""Look at the kernels, and compile them ahead of time. Needs no GPU.
+"""Look at the kernels, compile them ahead of time, and time them. Only bench needs a GPU.
 
 python build.py list --target 90a
 python build.py explain --target 90a 4096x14336x4096 17x14336x4096
 python build.py generate --target 90a --all --out sources
 python build.py compile --target 90a --all --out bundle -j 8
+python build.py bench --out results
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import fields
 from pathlib import Path
@@ -128,6 +129,46 @@ def compile_(
         console.print(message, markup=False, highlight=False, soft_wrap=True)
     if failures:
         raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    out: Annotated[Path, typer.Option("--out", help="directory for results.json, table.md, chart.png, scaling.png")],
+    part: Annotated[list[str] | None, typer.Option(help="speed, memory, host or scaling; all without it")] = None,
+    workload: Annotated[list[str] | None, typer.Option(help="a workload of part speed; all without it")] = None,
+    reps: Annotated[int, typer.Option(min=1, help="timings of each method, at most")] = 20,
+    budget: Annotated[float, typer.Option(min=0.0, help="seconds for each method of a workload")] = 0.25,
+) -> None:
+    """Time the products and what else computes them on this machine's GPU, and check the results."""
+    import torch  # noqa: PLC0415 - the other commands do without this and all that follows
+
+    from mxfp8_cutlass.bench.run import PARTS, run  # noqa: PLC0415
+    from mxfp8_cutlass.bench.speed import Effort  # noqa: PLC0415
+    from mxfp8_cutlass.bench.workloads import WORKLOADS  # noqa: PLC0415
+
+    known = {one.name: one for one in WORKLOADS}
+    parts = _known("--part", part, PARTS)
+    chosen = [known[name] for name in _known("--workload", workload, known)]
+    if not (torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)):
+        console.print("bench needs a Hopper GPU, and torch sees none here")
+        raise typer.Exit(1)
+    device = torch.device("cuda", torch.cuda.current_device())
+    effort = Effort(reps, budget)
+    run(out, device=device, parts=parts, workloads=chosen, effort=effort, say=_say)
+    _say(f"{out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+def _say(line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _known(option: str, given: list[str] | None, known: Iterable[str]) -> list[str]:
+    """What an option that may be repeated names: all that there is, if it is not given."""
+    names = list(known)
+    for name in given or ():
+        if name not in names:
+            raise typer.BadParameter(f"{option} {name!r} must be one of: {', '.join(names)}")
+    return given or names
 
 
 def _build_all(configs: list[KernelConfig], out: Path, jobs: int) -> Iterator[tuple[str, str, str]]:
