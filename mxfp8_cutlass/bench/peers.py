@@ -113,7 +113,7 @@ def _deep_gemm_contiguous(
     groups = torch.repeat_interleave(
         torch.arange(len(padded), dtype=torch.int32, device=x.x.device), torch.tensor(padded, device=x.x.device)
     )
-    a = (_scattered(x.xf.data, place, end), _tma_layout(module, _scattered(scale_a, place, end)))
+    a = (_scattered(x.xf.data, place, end), _tma_layout(_scattered(scale_a, place, end)))
     out = result_buffer(x, end)
 
     def run() -> torch.Tensor:
@@ -130,7 +130,7 @@ def _deep_gemm_masked(
     groups, room = len(x.sizes), -(-max(x.sizes) // MASKED_ROWS) * MASKED_ROWS
     place, end = _places(x, [room] * groups)
     data = _scattered(x.xf.data, place, end).view(groups, room, -1)
-    a = (data, _tma_layout(module, _scattered(scale_a, place, end).view(groups, room, -1)))
+    a = (data, _tma_layout(_scattered(scale_a, place, end).view(groups, room, -1)))
     out = result_buffer(x, end)
     stacked = out.view(groups, room, -1)
     counts = torch.tensor(x.sizes, dtype=torch.int32, device=x.x.device)
@@ -155,7 +155,7 @@ def _deep_gemm_method(x: Operands, run: Callable[[], torch.Tensor], out: torch.T
 
 
 def _powers(byte: torch.Tensor) -> torch.Tensor:
-    """2**(byte - 127) in float32: the byte is the exponent. (0 becomes 0; Gaussian operands have none.)"""
+    """2**(byte - 127) in float32: the byte is the exponent. 0 becomes 0; Gaussian operands have none."""
     return (byte.int() << 23).view(torch.float32)
 
 
@@ -176,10 +176,12 @@ def _scattered(x: torch.Tensor, place: torch.Tensor, rows: int) -> torch.Tensor:
     return out.index_copy_(0, place, x.view(torch.uint8)).view(x.dtype)
 
 
-def _tma_layout(module: ModuleType, scale: torch.Tensor) -> torch.Tensor:
-    """Scales in the order that DeepGEMM's kernels read; otherwise each call would lay them out anew."""
-    layout = getattr(module, "get_mn_major_tma_aligned_tensor", None)
-    return scale if layout is None else layout(scale)
+def _tma_layout(scale: torch.Tensor) -> torch.Tensor:
+    """Scales column by column, as DeepGEMM's kernels read them: otherwise each call would lay them out anew.
+
+    Columns have to start at multiples of 16 bytes; rows are padded to more than 4 here, so they do.
+    """
+    return scale.mT.contiguous().mT
 
 
 def _function(module: ModuleType, *names: str) -> Callable[..., object]:

@@ -187,6 +187,7 @@ def _played_deep_gemm():
 
     def rows(data, scale):
         assert scale.stride(-2) == 1, "scales are to be laid out beforehand"
+        assert scale.stride(-1) % 4 == 0, "columns are read by TMA"
         return data.float() * scale.repeat_interleave(128, -1)[..., : data.shape[-1]]
 
     def contiguous(a, b, out, groups, *, disable_ue8m0_cast):
@@ -211,7 +212,6 @@ def _played_deep_gemm():
         m_grouped_fp8_fp4_gemm_nt_contiguous=contiguous,
         m_grouped_fp8_gemm_nt_masked=masked,
         get_mk_alignment_for_contiguous_layout=lambda: 128,
-        get_mn_major_tma_aligned_tensor=lambda scale: scale.mT.contiguous().mT,
     )
 
 
