@@ -9,8 +9,7 @@ import torch
 from mxfp8_cutlass.generator.tile_config import MAX_GROUPS, TileConfig
 from mxfp8_cutlass.mxfp8_tensor import TILE_ROWS, MXFP8Tensor
 
-OUT_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-ELEMENT_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
+OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 MAX_ROWS = 2**31 - 1024
 """Kernels count rows in 32 bits, up to the end of the last tile."""
@@ -63,23 +62,37 @@ def check_groups(a: MXFP8Tensor, b: MXFP8Tensor, offs: torch.Tensor | None) -> N
         return
     if offs is None:
         raise ValueError(f"offs is None and a has shape {tuple(a.shape)}: (M, K) needs the end row of each group")
+    check_offs(offs, "a", a.device)
+    if tuple(offs.shape) != (groups,):
+        raise ValueError(f"offs has shape {tuple(offs.shape)}: it must be ({groups},), an end row for each group of b")
+
+
+def check_offs(offs: torch.Tensor, owner: str, device: torch.device) -> None:
+    """Raise unless offs is a tensor that kernels can read beside `owner`, which lies on `device`. Any shape will do."""
     if not isinstance(offs, torch.Tensor):
         raise TypeError(f"offs is a {type(offs).__name__}: it must be a torch.Tensor")
     if offs.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"offs has dtype {offs.dtype}: it must be int32 or int64")
-    if tuple(offs.shape) != (groups,):
-        raise ValueError(f"offs has shape {tuple(offs.shape)}: it must be ({groups},), an end row for each group of b")
-    if offs.device != a.device:
-        raise ValueError(f"offs is on {offs.device}: it must be on the device of a, {a.device}")
+    if offs.device != device:
+        raise ValueError(f"offs is on {offs.device}: it must be on the device of {owner}, {device}")
     if not offs.is_contiguous():
         raise ValueError(f"offs has strides {offs.stride()}: it must be contiguous")
 
 
-def check_offs_values(offs: torch.Tensor, m: int) -> None:
-    """Raise unless offs rises from 0 or more to m at most. Reads the values back from the device."""
-    values = offs.tolist()
-    if any(end < begin for begin, end in zip([0, *values], values, strict=False)) or values[-1] > m:
-        raise ValueError(f"offs is {values}: its values must not decrease, nor be negative, nor exceed M = {m}")
+def rising_ends(offs: torch.Tensor) -> list[int]:
+    """Return the values of offs; raise unless they rise from 0 or more. Reads them back from the device."""
+    ends: list[int] = offs.tolist()
+    if any(end < begin for begin, end in zip([0, *ends], ends, strict=False)):
+        raise ValueError(f"offs is {ends}: its values must not decrease, nor be negative")
+    return ends
+
+
+def row_ends(offs: torch.Tensor, m: int) -> list[int]:
+    """Return the values of offs; raise unless they rise from 0 or more to m at most. Reads them back."""
+    ends = rising_ends(offs)
+    if ends and ends[-1] > m:
+        raise ValueError(f"offs is {ends}: its values must not exceed M = {m}")
+    return ends
 
 
 def check_folded_values(name: str, x: MXFP8Tensor) -> None:

@@ -10,15 +10,7 @@ import torch
 from mxfp8_cutlass.generator.elementwise_config import DequantizeConfig, FoldConfig, QuantizeConfig
 from mxfp8_cutlass.generator.render import KernelConfig
 from mxfp8_cutlass.kernel import load, target_of
-from mxfp8_cutlass.mxfp8_tensor import BLOCK, RUN, TILE_ROWS, MXFP8Tensor, tile_scale_shape
-
-DTYPE_NAMES = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.float8_e4m3fn: "e4m3",
-    torch.float8_e5m2: "e5m2",
-}
+from mxfp8_cutlass.mxfp8_tensor import BLOCK, DTYPE_NAMES, RUN, TILE_ROWS, MXFP8Tensor, tile_scale_shape
 
 MAX_RUNS = 2**30 - 64
 """Runs that one launch can count: block numbers, with those of the last CTA's idle lanes, have 32 bits."""

@@ -11,7 +11,7 @@ from mxfp8_cutlass import checks, env, reference
 from mxfp8_cutlass.generator.tile_config import MAX_GROUPS, TileConfig
 from mxfp8_cutlass.kernel import target_of
 from mxfp8_cutlass.launch import Operands, launch_list, launch_stacked
-from mxfp8_cutlass.mxfp8_tensor import RUN, TILE_ROWS, MXFP8Tensor
+from mxfp8_cutlass.mxfp8_tensor import DTYPE_NAMES, RUN, TILE_ROWS, MXFP8Tensor
 from mxfp8_cutlass.quantize import fold
 from mxfp8_cutlass.select import select_kernel, select_stacked
 
@@ -77,7 +77,7 @@ def grouped_mm(
         inputs += [("offs", offs)] if offs is not None else []
         checks.check_out("out", out, shape, dtype, a.device, inputs)
     if offs is not None and env.check():
-        checks.check_offs_values(offs, a.shape[0])
+        checks.row_ends(offs, a.shape[0])
 
     if not a.data.is_cuda:
         if config is not None:
@@ -169,9 +169,9 @@ def _facts(a: MXFP8Tensor, b: MXFP8Tensor, dtype: torch.dtype, *, exact: bool) -
     return {
         "promotion_k": 32 if exact else RUN,
         "sfb_rows": 1 if exact or b.folded == 1 else TILE_ROWS,
-        "element_a": checks.ELEMENT_NAMES[a.dtype],
-        "element_b": checks.ELEMENT_NAMES[b.dtype],
-        "out": checks.OUT_DTYPES[dtype],
+        "element_a": DTYPE_NAMES[a.dtype],
+        "element_b": DTYPE_NAMES[b.dtype],
+        "out": DTYPE_NAMES[dtype],
     }
 
 

@@ -19,6 +19,15 @@ SCALE_NAN = 255
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALE_DTYPES = (torch.float8_e8m0fnu, torch.uint8)
 
+DTYPE_NAMES = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float8_e4m3fn: "e4m3",
+    torch.float8_e5m2: "e5m2",
+}
+"""What kernels' configs call the types."""
+
 
 class MXFP8Tensor:
     """A 2D or 3D tensor in MXFP8: element (..., k) is `data[..., k] * 2**(scale[..., k // 32] - 127)`.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from mxfp8_cutlass.checks import row_ends
 from mxfp8_cutlass.mxfp8_tensor import BLOCK, RUN, SCALE_NAN, TILE_ROWS, MXFP8Tensor
 
 BIAS = 127
@@ -213,9 +214,7 @@ def _group_rows(a: MXFP8Tensor, n_groups: int, offs: torch.Tensor | None) -> lis
         return [slice(None)] * n_groups
     if offs is None:
         raise ValueError("offs is None: a 2D first operand needs the end row of each group")
-    ends = offs.tolist()
-    if any(end < start for start, end in zip([0, *ends], ends, strict=False)) or (ends and ends[-1] > a.shape[0]):
-        raise ValueError(f"offs is {ends}: it must not decrease, and lie within 0 and M = {a.shape[0]}")
+    ends = row_ends(offs, a.shape[0])
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from mxfp8_cutlass import env
-from mxfp8_cutlass.checks import MAX_ROWS
+from mxfp8_cutlass.checks import MAX_ROWS, check_offs, rising_ends
 from mxfp8_cutlass.elementwise import launch
 from mxfp8_cutlass.generator.elementwise_config import SwizzleConfig
 from mxfp8_cutlass.generator.tile_config import MAX_GROUPS
@@ -250,29 +250,20 @@ def _check_groups(
         if groups == "blocks":
             raise ValueError("offs is None and groups is 'blocks': it needs the end of each group")
         return
-    if not isinstance(offs, torch.Tensor):
-        raise TypeError(f"offs is a {type(offs).__name__}: it must be a torch.Tensor")
+    check_offs(offs, "the scales", device)
     if len(shape) != 2:
         raise ValueError(
             f"offs is given and {name} has shape {shape}: offs goes with scales of shape (R, K // 32) alone"
         )
-    if offs.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"offs has dtype {offs.dtype}: it must be int32 or int64")
     if offs.ndim != 1 or not 1 <= offs.shape[0] <= MAX_GROUPS:
         raise ValueError(f"offs has shape {tuple(offs.shape)}: it must be (G,), with G from 1 to {MAX_GROUPS}")
-    if offs.device != device:
-        raise ValueError(f"offs is on {offs.device}: it must be on the device of the scales, {device}")
-    if not offs.is_contiguous():
-        raise ValueError(f"offs has strides {offs.stride()}: it must be contiguous")
 
 
 def _checked_ends(shape: tuple[int, ...], offs: torch.Tensor | None, groups: Groups) -> list[int] | None:
     """The values of `offs` after checking them; None without, and on CUDA, where reading them is a sync."""
     if offs is None or (_on_cuda(offs) and not env.check()):
         return None
-    ends: list[int] = offs.tolist()
-    if any(end < begin for begin, end in zip([0, *ends], ends, strict=False)):
-        raise ValueError(f"offs is {ends}: its values must not decrease, nor be negative")
+    ends = rising_ends(offs)
     if groups == "rows" and ends[-1] > shape[0]:
         raise ValueError(f"offs is {ends}: its values must not exceed the rows, {shape[0]}")
     needed = sum(-(-(end - begin) // BLOCK) for begin, end in zip([0, *ends], ends, strict=False))
