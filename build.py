@@ -19,7 +19,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -83,13 +82,12 @@ def explain(
     top: Annotated[int, typer.Option(help="how many candidates to show")] = 10,
 ) -> None:
     """Rank the kernels for some problem sizes, with the terms of the cost model."""
-    from mxfp8_cutlass.select import rank  # noqa: PLC0415 - the other commands do without the cost model
+    from mxfp8_cutlass.select import TERMS, rank  # noqa: PLC0415 - the other commands do without the cost model
 
     candidates = rank([_problem(text) for text in problems], target)[:top]
-    terms = [field.name for field in fields(candidates[0]) if field.name != "config"]
-    table = Table("kernel", *terms, title=f"sm_{target}, best first")
+    table = Table("kernel", *TERMS, title=f"sm_{target}, best first")
     for candidate in candidates:
-        table.add_row(candidate.config.name, *(_cell(getattr(candidate, term)) for term in terms))
+        table.add_row(candidate.config.name, *(_cell(getattr(candidate, term)) for term in TERMS))
     console.print(table)
 
 

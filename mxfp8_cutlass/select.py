@@ -85,9 +85,7 @@ def rank(
 ) -> list[Candidate]:
     """Every kernel that computes these problems, best first. Arguments and errors: see `select_kernel`."""
     check_problem_sizes(problem_sizes)
-    facts = _facts(promotion_k, sfb_rows, element_a, element_b, out)
-    counts = Counter((m, n, k) for m, n, k in problem_sizes if m)
-    return _rank([(float(count), m, n, k) for (m, n, k), count in counts.items()], target_sm, facts)
+    return _rank_list(problem_sizes, target_sm, _facts(promotion_k, sfb_rows, element_a, element_b, out))
 
 
 def select_kernel(
@@ -124,9 +122,7 @@ def select_kernel(
 def _select(
     sizes: tuple[tuple[int, int, int], ...], target_sm: str, promotion_k: int, sfb_rows: int, a: str, b: str, out: str
 ) -> TileConfig:
-    return rank(sizes, target_sm, promotion_k=promotion_k, sfb_rows=sfb_rows, element_a=a, element_b=b, out=out)[
-        0
-    ].config
+    return _rank_list(sizes, target_sm, _facts(promotion_k, sfb_rows, a, b, out))[0].config
 
 
 @lru_cache(maxsize=4096)
@@ -188,6 +184,12 @@ def _candidates(target_sm: str, facts: dict[str, int | str]) -> list[TileConfig]
     return configs
 
 
+def _rank_list(sizes: Sequence[tuple[int, int, int]], target_sm: str, facts: dict[str, int | str]) -> list[Candidate]:
+    """Rank for valid problem sizes, equal ones counted once."""
+    counts = Counter((m, n, k) for m, n, k in sizes if m)
+    return _rank([(float(count), m, n, k) for (m, n, k), count in counts.items()], target_sm, facts)
+
+
 def _rank(problems: list[tuple[float, int, int, int]], target_sm: str, facts: dict[str, int | str]) -> list[Candidate]:
     """Rank for (count, m, n, k): `count` groups of m rows."""
     estimates = []
@@ -210,8 +212,8 @@ def _estimate(
     config: TileConfig, chip: Chip, problems: list[tuple[float, int, int, int]], row_clusters: list[float]
 ) -> Candidate:
     """Time of a persistent launch, given each problem's rows of clusters."""
-    # One stage, 128 of K. The tensor cores wait while a consumer promotes unless another multiplies meanwhile; two
-    # consumers start on a stage together, so most of a promotion shows.
+    # One stage, 128 of K. A consumer waits, multiplies and promotes in turn, and this chain rather than the tensor cores
+    # sets the pace, even where two consumers are half a period apart (docs/kernel-notes.md): a promotion adds its time.
     promotions = config.tile_k // config.promotion_k
     slots = config.consumers * config.tile_n / 2
     promote = slots * (chip.uniform_us if config.sfb_rows == 128 else chip.column_us)
