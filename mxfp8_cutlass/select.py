@@ -212,8 +212,8 @@ def _estimate(
     config: TileConfig, chip: Chip, problems: list[tuple[float, int, int, int]], row_clusters: list[float]
 ) -> Candidate:
     """Time of a persistent launch, given each problem's rows of clusters."""
-    # One stage, 128 of K. A consumer waits, multiplies and promotes in turn, and this chain rather than the tensor cores
-    # sets the pace, even where two consumers are half a period apart (docs/kernel-notes.md): a promotion adds its time.
+    # One stage, 128 of K. A consumer waits, multiplies and promotes in turn, and this chain, not the tensor cores, sets
+    # the pace, even where two consumers are half a period apart (docs/kernel-notes.md): a promotion adds its time.
     promotions = config.tile_k // config.promotion_k
     slots = config.consumers * config.tile_n / 2
     promote = slots * (chip.uniform_us if config.sfb_rows == 128 else chip.column_us)
