@@ -52,10 +52,11 @@ class GroupedGemmParams(ctypes.Structure):
         ("problem", Problem),
         ("problems", ctypes.c_void_p),
         ("offs", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
         ("groups", ctypes.c_int),
-        ("offs_is_int64", ctypes.c_int),
+        ("index_is_int64", ctypes.c_int),
         ("accumulate", ctypes.c_int),
-        ("padding", ctypes.c_int * 9),
+        ("padding", ctypes.c_int * 7),
     )
 
 
@@ -141,7 +142,7 @@ def _plan(
     """Everything that a launch needs but the stream: the kernel, its argument, the grid."""
     kernel = load(config, device)  # first, since it also gives the thread a context
     params = GroupedGemmParams(
-        problem=_problem(config, x), offs=offs, groups=groups, offs_is_int64=offs_is_int64, accumulate=accumulate
+        problem=_problem(config, x), offs=offs, groups=groups, index_is_int64=offs_is_int64, accumulate=accumulate
     )
     clusters = clusters_at_most(config, x.m, x.n, groups, split=offs != 0)
     return kernel, params, _grid(config, clusters, device)

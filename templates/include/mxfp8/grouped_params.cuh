@@ -31,9 +31,10 @@ struct Problem {
 struct GroupedGemmParams {
   Problem problem;          // all groups, where they share N and K
   const Problem* problems;  // (groups,), a problem each; null: `problem` serves all
-  const void* offs;         // (groups,) end row of each group in A and out; null: every group has problem.m rows
+  const void* offs;         // (groups,) end row of each group in A and out; null: group g is entry g of a batch,
+  const void* counts;       // (groups,) of which the first counts[g] rows are used; null: all problem.m
   int groups;
-  int offs_is_int64;
+  int index_is_int64;  // the type of offs or counts, else int
   int accumulate;  // out += product
 };
 

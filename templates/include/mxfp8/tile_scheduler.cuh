@@ -45,9 +45,11 @@ class TileScheduler {
       const bool in_range = g < params.groups;
       const int m = problem_of(params, in_range ? g : 0, &Problem::m);
       int begin = 0, end = m;
-      if (params.offs && in_range) {  // clamped: whatever offs holds, no row outside `out` is named
-        begin = g == 0 ? 0 : offset(params, g - 1, m);
-        end = offset(params, g, m);
+      if (params.offs && in_range) {  // clamped: whatever offs or counts hold, no row outside `out` is named
+        begin = g == 0 ? 0 : row_index(params, params.offs, g - 1, m);
+        end = row_index(params, params.offs, g, m);
+      } else if (params.counts && in_range) {
+        end = row_index(params, params.counts, g, m);
       }
       const int rows = in_range ? max(end - begin, 0) : 0;
       const int tiles = row_clusters(rows) * column_clusters(problem_of(params, in_range ? g : 0, &Problem::n));
@@ -102,9 +104,9 @@ class TileScheduler {
   static __device__ int row_clusters(int rows) { return (rows + TileM * ClusterM - 1) / (TileM * ClusterM); }
   static __device__ int column_clusters(int n) { return (n + TileN * ClusterN - 1) / (TileN * ClusterN); }
 
-  static __device__ int offset(const GroupedGemmParams& params, int g, int m) {
-    const int64_t value = params.offs_is_int64 ? static_cast<const int64_t*>(params.offs)[g]
-                                               : static_cast<const int*>(params.offs)[g];
+  static __device__ int row_index(const GroupedGemmParams& params, const void* rows, int g, int m) {
+    const int64_t value =
+        params.index_is_int64 ? static_cast<const int64_t*>(rows)[g] : static_cast<const int*>(rows)[g];
     return static_cast<int>(value < 0 ? 0 : value > m ? m : value);
   }
 
