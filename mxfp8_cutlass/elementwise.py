@@ -10,7 +10,7 @@ import torch
 from mxfp8_cutlass.generator.elementwise_config import DequantizeConfig, FoldConfig, QuantizeConfig
 from mxfp8_cutlass.generator.render import KernelConfig
 from mxfp8_cutlass.kernel import load, target_of
-from mxfp8_cutlass.mxfp8_tensor import BLOCK, DTYPE_NAMES, RUN, TILE_ROWS, MXFP8Tensor, tile_scale_shape
+from mxfp8_cutlass.mxfp8_tensor import BLOCK, DTYPE_NAMES, RUN, TILE_ROWS, MXFP8Tensor, empty_by_run, tile_scale_shape
 
 MAX_RUNS = 2**30 - 64
 """Runs that one launch can count: block numbers, with those of the last CTA's idle lanes, have 32 bits."""
@@ -92,7 +92,7 @@ def quantize(x: torch.Tensor, dtype: torch.dtype, scaling: str, *, fold: bool) -
     params = QuantizeParams(x.data_ptr(), data.data_ptr(), scale.data_ptr())
     run_scale = None
     if fold:
-        run_scale = _empty_run_scale(x)
+        run_scale = empty_by_run(x, RUN)
         params.run_scale, params.rows = run_scale.data_ptr(), x.shape[-2]
         params.map = run_map(scale.numel() // scale.shape[-1], scale.shape[-1])
     else:  # runs may cross rows: all blocks are one row
@@ -105,7 +105,7 @@ def fold(xq: MXFP8Tensor, rows: int, *, stats: bool) -> tuple[MXFP8Tensor, torch
     """See `mxfp8_cutlass.fold`; also the number of changed elements, if `stats`."""
     data, scale = torch.empty_like(xq.data), torch.empty_like(xq.scale)
     changed = torch.zeros((), dtype=torch.int64, device=xq.device) if stats else None
-    tile_scale, run_scale = None, _empty_run_scale(data)
+    tile_scale, run_scale = None, empty_by_run(data, RUN)
     n_rows, row_blocks = xq.shape[-2], xq.K // BLOCK
     config = _fold_config(target_of(xq.device), DTYPE_NAMES[xq.dtype], rows, stats)
     params = FoldParams(
@@ -143,10 +143,6 @@ def dequantize(xq: MXFP8Tensor, dtype: torch.dtype) -> torch.Tensor:
 _quantize_config = lru_cache(maxsize=None)(QuantizeConfig)
 _fold_config = lru_cache(maxsize=None)(FoldConfig)
 _dequantize_config = lru_cache(maxsize=None)(DequantizeConfig)
-
-
-def _empty_run_scale(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty((*x.shape[:-2], -(-x.shape[-1] // RUN), x.shape[-2]), dtype=torch.uint8, device=x.device)
 
 
 def launch(config: KernelConfig, params: ctypes.Structure, grid: int, device: torch.device) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 BLOCK = 32
@@ -15,6 +17,12 @@ TILE_ROWS = 128
 
 SCALE_NAN = 255
 """The E8M0 byte that means NaN; in `tile_scale` it marks a mixed tile, whose rows keep their own scales."""
+
+ROW_PADDING = 16
+"""scale_by_run pads each run's scales to a multiple of as many: bulk copies move aligned pieces of 16 bytes."""
+
+SPARE_BYTES = 256
+"""Bytes behind the last scale that may be read: a copy takes a tile's worth, wherever in it the rows end."""
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 SCALE_DTYPES = (torch.float8_e8m0fnu, torch.uint8)
@@ -134,15 +142,19 @@ class MXFP8Tensor:
         return self.scale.view(torch.uint8)
 
     def scale_by_run(self, promotion_k: int) -> torch.Tensor:
-        """The scales as the grouped GEMM kernels read them: uint8 (..., ceil(K / promotion_k), R), contiguous.
+        """The scales as the grouped GEMM kernels read them: uint8 (..., ceil(K / promotion_k), R16), contiguous.
 
-        A tile's scales of one run of `promotion_k` elements lie together in this order. promotion_k is 32, or 128 for a
-        folded tensor. What `fold` and `quantize(..., fold=True)` have not written already, each call lays out anew: a
-        copy kept here would be wrong once `scale` changes, or on another stream, or after a capture.
+        A tile's scales of one run of `promotion_k` elements lie together in this order. R16 is R rounded up to a
+        multiple of 16, and 256 bytes behind the last scale are readable too: kernels fetch aligned pieces of 16 bytes.
+        Bytes of rows from R on have no meaning. promotion_k is 32, or 128 for a folded tensor. What `fold` and
+        `quantize(..., fold=True)` have not written already, each call lays out anew: a copy kept here would be wrong
+        once `scale` changes, or on another stream, or after a capture.
         """
         if promotion_k == RUN and self._run_scale is not None:
             return self._run_scale
-        return self.scale_bytes[..., :: promotion_k // BLOCK].mT.contiguous()
+        by_run = empty_by_run(self.data, promotion_k)
+        by_run[..., : self.shape[-2]] = self.scale_bytes[..., :: promotion_k // BLOCK].mT
+        return by_run
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The values in `dtype`; see `mxfp8_cutlass.dequantize`."""
@@ -164,6 +176,15 @@ class MXFP8Tensor:
     def __repr__(self) -> str:
         shape = ", ".join(str(n) for n in self.shape)
         return f"MXFP8Tensor(({shape}), {self.dtype}, device={str(self.device)!r}, folded={self.folded})"
+
+
+def empty_by_run(data: torch.Tensor, promotion_k: int) -> torch.Tensor:
+    """Room for what scale_by_run returns for a tensor with these elements, (..., R, K)."""
+    *matrices, rows, k = data.shape
+    runs, padded = -(-k // promotion_k), -(-rows // ROW_PADDING) * ROW_PADDING
+    count = math.prod(matrices) * runs * padded
+    memory = torch.empty(count + SPARE_BYTES, dtype=torch.uint8, device=data.device)
+    return memory[:count].view(*matrices, runs, padded)
 
 
 def tile_scale_shape(shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:

@@ -83,8 +83,17 @@ def check_folding_at_once(x, dtype, scaling, device):
 def check_scale_by_run(folded):
     """The kernels write it; elsewhere it is made from the scales."""
     by_run = folded.scale_by_run(128)
+    check_padding(folded, by_run, 128)
+    np.testing.assert_array_equal(by_run[..., : folded.shape[-2]].cpu(), np.swapaxes(raw(folded)[1][..., ::4], -1, -2))
+
+
+def check_padding(xq, by_run, promotion_k):
+    """Every run starts at a multiple of 16 bytes, and 256 bytes behind the last may be read."""
+    *matrices, rows, k = xq.shape
+    assert by_run.shape == (*matrices, -(-k // promotion_k), -(-rows // 16) * 16)
     assert by_run.is_contiguous()
-    np.testing.assert_array_equal(by_run.cpu().numpy(), np.swapaxes(raw(folded)[1][..., ::4], -1, -2))
+    assert by_run.data_ptr() % 16 == 0
+    assert by_run.untyped_storage().nbytes() - by_run.storage_offset() - by_run.numel() >= 256
 
 
 def check_fold(data, scale, dtype, rows, device):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mx_checks import check_padding
 
 from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor, tile_scale_shape
 from mxfp8_cutlass.quantize import fold, quantize
@@ -73,6 +74,19 @@ def test_tile_form():
 def test_refuses(error, match, args, kwargs):
     with pytest.raises(error, match=match):
         MXFP8Tensor(*args, **kwargs)
+
+
+@pytest.mark.parametrize("shape", [(1, 32), (16, 96), (37, 160), (3, 5, 288), (0, 32), (2, 0, 32)])
+def test_scale_by_run(shape):
+    """Every block's scale in the exact kernels' order; no padding goes astray."""
+    blocks = torch.arange(torch.Size(shape).numel() // 32, dtype=torch.uint8).view(*shape[:-1], shape[-1] // 32)
+    xq = MXFP8Tensor(data(*shape), blocks)
+    by_run = xq.scale_by_run(32)
+    check_padding(xq, by_run, 32)
+    assert torch.equal(by_run[..., : shape[-2]], blocks.mT)
+    folded = fold(xq)
+    check_padding(folded, folded.scale_by_run(128), 128)
+    assert torch.equal(folded.scale_by_run(128)[..., : shape[-2]], folded.scale_bytes[..., ::4].mT)
 
 
 def test_to():

@@ -11,7 +11,7 @@ struct FoldParams {
   const u8* scale;
   u8* data_out;         // 16-byte aligned
   u8* scale_out;
-  u8* run_scale;        // the shared scales once more, (matrices, runs of a row, rows)
+  u8* run_scale;        // the shared scales once more, (matrices, runs of a row, padded rows)
   u8* tile_scale;       // (matrices, row_tiles, runs of a row); rows=128 only
   u64* changed;         // counter of elements whose value changed; with statistics only
   RunMap map;           // rows=1 only
@@ -187,7 +187,8 @@ __device__ void fold_tiles(const FoldParams& params) {
     const int shared = shared_scale(mixed ? needed[i] : highest);
     lane.store(params, i, shared);
     if (threadIdx.x % Lane::kRunLanes == 0 && row < params.rows)
-      params.run_scale[(matrix * params.runs_per_row + run_in_row) * params.rows + row] = static_cast<u8>(shared);
+      params.run_scale[run_scale_index(matrix * params.runs_per_row + run_in_row, row, params.rows)] =
+          static_cast<u8>(shared);
   }
   lane.report(params);
 }

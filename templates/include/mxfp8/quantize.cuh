@@ -10,7 +10,7 @@ struct QuantizeParams {
   const u8* input;  // contiguous, 16-byte aligned
   u8* data;         // 8-byte aligned
   u8* scale;
-  u8* run_scale;    // folding only: the shared scales once more, (matrices, runs of a row, rows)
+  u8* run_scale;    // folding only: the shared scales once more, (matrices, runs of a row, padded rows)
   RunMap map;       // one row of all blocks, unless folding
   u32 rows;         // of one matrix; folding only
 };

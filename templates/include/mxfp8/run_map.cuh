@@ -28,11 +28,16 @@ __device__ inline u32 locate(const RunMap& map, u32 run, u32 in_run) {
   return run < map.runs && in_row < map.row_blocks ? row * map.row_blocks + in_row : kNoBlock;
 }
 
-// Where a run's shared scale lies in run_scale, (matrices, runs of a row, rows of a matrix).
-__device__ inline u32 run_scale_index(const RunMap& map, u32 run, u32 rows) {
+// Where a row's byte lies in run_scale, (matrices, runs of a row, rows of a matrix). Each run's rows begin at a multiple
+// of 16 bytes, as bulk copies need it; what lies between has no meaning.
+__device__ inline u64 run_scale_index(u32 run_of_matrices, u32 row_in_matrix, u32 rows) {
+  return static_cast<u64>(run_of_matrices) * ((rows + 15) / 16 * 16) + row_in_matrix;
+}
+
+__device__ inline u64 run_scale_index(const RunMap& map, u32 run, u32 rows) {
   const u32 row = row_of(map, run);
   const u32 matrix = row / rows;
-  return (matrix * map.runs_per_row + run - row * map.runs_per_row) * rows + row - matrix * rows;
+  return run_scale_index(matrix * map.runs_per_row + run - row * map.runs_per_row, row - matrix * rows, rows);
 }
 
 }  // namespace mxfp8

@@ -194,7 +194,7 @@ struct Sm90GroupedGemm {
     while (scheduler.next(tile)) {
       const int m = problem_of(params, tile.group, &Problem::m), n = problem_of(params, tile.group, &Problem::n);
       const int runs = (problem_of(params, tile.group, &Problem::k) + PromotionK - 1) / PromotionK;
-      auto stride = [&](int r) { return r < TileM ? m : n; };  // from a run's scales to the next one's
+      auto stride = [&](int r) { return ((r < TileM ? m : n) + 15) / 16 * 16; };  // from a run's scales to the next one's
       const uint8_t* sfa = problem_of(params, tile.group, &Problem::sfa);
       const uint8_t* sfb = problem_of(params, tile.group, &Problem::sfb);
       auto scale_of = [&](int r) {  // of row r of the A tile with the B tile below it, in the first run
@@ -248,7 +248,7 @@ struct Sm90GroupedGemm {
           if (mixed) {  // rare: its rows' scales are fetched only now
 #pragma unroll 1
             for (int r = TileM + thread; r < kRows + TileN; r += kLoaderThreads)
-              store_row(r, 0, __ldg(scale_of(r) + run * static_cast<int64_t>(n)));
+              store_row(r, 0, __ldg(scale_of(r) + run * static_cast<int64_t>(stride(r))));
           } else {
             moderate_b = moderate_a && is_moderate(byte);
             if (loader == 0 && lane < kUniform) shared.sfb_uniform[ring.stage][lane] = e8m0_to_float(byte);
