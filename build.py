@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""Look at the kernels, compile them ahead of time, and time them. Only bench needs a GPU.
+"""Look at the kernels, compile them ahead of time, and time them. Only bench and sweep need a GPU.
 
 python build.py list --target 90a
 python build.py explain --target 90a 4096x14336x4096 17x14336x4096
 python build.py generate --target 90a --all --out sources
 python build.py compile --target 90a --all --out bundle -j 8
 python build.py bench --out results
+python build.py sweep --out results --apply
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -32,6 +33,9 @@ from mxfp8_cutlass.generator.config_space import all_configs
 from mxfp8_cutlass.generator.render import KernelConfig, render
 from mxfp8_cutlass.inputs import inputs_of
 from mxfp8_cutlass.storage import write_atomically
+
+if TYPE_CHECKING:
+    from mxfp8_cutlass.select import Choice
 
 TARGETS = ("90a", "100a")
 
@@ -81,14 +85,34 @@ def explain(
     target: Target,
     top: Annotated[int, typer.Option(help="how many candidates to show")] = 10,
 ) -> None:
-    """Rank the kernels for some problem sizes, with the terms of the cost model."""
-    from mxfp8_cutlass.select import TERMS, rank  # noqa: PLC0415 - the other commands do without the cost model
+    """Rank the kernels for some problem sizes, with the terms of the cost model, and say which one is picked."""
+    from mxfp8_cutlass.cost_model import TERMS  # noqa: PLC0415 - the other commands do without the cost model
+    from mxfp8_cutlass.select import choose, rank  # noqa: PLC0415
 
-    candidates = rank([_problem(text) for text in problems], target)[:top]
+    sizes = [_problem(text) for text in problems]
+    candidates = rank(sizes, target)[:top]
     table = Table("kernel", *TERMS, title=f"sm_{target}, best first")
     for candidate in candidates:
         table.add_row(candidate.config.name, *(_cell(getattr(candidate, term)) for term in TERMS))
     console.print(table)
+    _explain_choice(choose(sizes, target), target)
+
+
+def _explain_choice(choice: Choice, target: str) -> None:
+    from mxfp8_cutlass.tuned import table  # noqa: PLC0415 - as above
+
+    found = table.load(target)
+    by = "the tuned table" if choice.tuned else "the cost model"
+    _say(f"picked by {by}: {choice.config.name}")
+    if choice.match is not None:
+        s = choice.match.entry.shape
+        shape = f"G {s.groups}, M {s.m}, N {s.n}, K {s.k}"
+        where = f"{shape} ({choice.match.entry.config}), distance {choice.match.distance:.3f}, radius {table.RADIUS}"
+        _say(f"nearest entry: {where}")
+    else:
+        _say(f"no entry to compare with, of {len(found.entries)} in the tuned table")
+    for entry in table.stale(found):
+        _say(f"stale: the tuned table's {entry.config} does not exist, so its entry for {entry.shape} counts as absent")
 
 
 @app.command()
@@ -147,13 +171,68 @@ def bench(
     known = {one.name: one for one in WORKLOADS}
     parts = _known("--part", part, PARTS)
     chosen = [known[name] for name in _known("--workload", workload, known)]
-    if not (torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)):
-        console.print("bench needs a Hopper GPU, and torch sees none here")
-        raise typer.Exit(1)
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda", _hopper("bench"))
     effort = Effort(reps, budget)
     run(out, device=device, parts=parts, workloads=chosen, effort=effort, say=_say)
     _say(f"{out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+
+
+@app.command()
+def sweep(
+    out: Annotated[Path, typer.Option("--out", help="directory for sweep.json, sweep.md, sweep.png")],
+    workload: Annotated[list[str] | None, typer.Option(help="a workload of bench; all if no problem is given")] = None,
+    problems: Annotated[list[str] | None, typer.Option(help='a list in one launch: "M,N,K;M,N,K"')] = None,
+    stacked: Annotated[list[str] | None, typer.Option(help='"G,M,N,K": M rows in all, cut evenly by offs')] = None,
+    promotion_k: Annotated[int, typer.Option(help="128 (folded) or 32 (exact)")] = 128,
+    sfb_rows: Annotated[int, typer.Option(help="128 (weights in tiles) or 1")] = 128,
+    element_a: Annotated[str, typer.Option(help="e4m3 or e5m2")] = "e4m3",
+    element_b: Annotated[str, typer.Option(help="e4m3 or e5m2")] = "e4m3",
+    output: Annotated[str, typer.Option(help="bf16, fp16 or fp32")] = "bf16",
+    keep: Annotated[float, typer.Option(min=1.0, help="leave out kernels that the model has this much slower")] = 1.6,
+    every: Annotated[bool, typer.Option("--all", help="leave out none")] = False,
+    launches: Annotated[int, typer.Option(min=1, help="launches in a graph")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="replays of each graph")] = 4,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1, help="processes that compile")] = os.cpu_count() or 1,
+    shard: Annotated[str, typer.Option(help="i/n: the i-th of n parts of the problems, to be merged")] = "1/1",
+    merge: Annotated[list[Path] | None, typer.Option(help="time nothing, but join these files; repeat it")] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="write the tuned table that select_kernel reads")] = False,
+    table: Annotated[Path | None, typer.Option(help="the table to write, if not the package's")] = None,
+) -> None:
+    """Time every kernel that fits on lists of problems, checked first. A second run goes on where one stopped."""
+    from mxfp8_cutlass.select import make_facts  # noqa: PLC0415 - the other commands do without torch
+    from mxfp8_cutlass.sweep import command, results, run, supervise  # noqa: PLC0415
+
+    index, parts = _shard(shard)
+    path = out / ("sweep.json" if parts == 1 else f"sweep.{index}of{parts}.json")
+    try:
+        if merge:
+            found = command.merged(merge, path)
+        else:
+            facts = make_facts(promotion_k, sfb_rows, element_a, element_b, output)
+            chosen = command.problems(workload, problems, stacked, facts)[index - 1 :: parts]
+            device = _hopper("sweep")
+            limit = None if every else keep
+            plan = run.Plan(tuple(chosen), facts, keep=limit, launches=launches, rounds=rounds, jobs=jobs)
+            status = supervise.supervise(lambda: supervise.in_a_child(plan, path, device), path)
+            if status:
+                _say(f"the sweep ended early, with status {status}; the same command goes on from {path}")
+                raise typer.Exit(max(status, 1))
+            found = results.load(path)
+        failed = command.finish(found, path, table, console, apply=apply)
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    if failed:
+        raise typer.Exit(1)
+
+
+def _hopper(command: str) -> int:
+    """The current device's index."""
+    import torch  # noqa: PLC0415 - as above
+
+    if not (torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)):
+        console.print(f"{command} needs a Hopper GPU, and torch sees none here")
+        raise typer.Exit(1)
+    return torch.cuda.current_device()
 
 
 def _say(line: str) -> None:

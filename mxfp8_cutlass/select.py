@@ -1,76 +1,31 @@
-"""Which kernel for which problem sizes: a cost model over the valid configs. Pure Python; needs no GPU."""
+"""Which kernel for which problem sizes: the nearest tuned entry, else a cost model. Pure Python; needs no GPU."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
+from mxfp8_cutlass.cost_model import CHIPS, Candidate, estimate
 from mxfp8_cutlass.generator.config_space import sm90_configs
 from mxfp8_cutlass.generator.tile_config import MAX_GROUPS, TileConfig
+from mxfp8_cutlass.tuned import table
 
 
 @dataclass(frozen=True)
-class Chip:
-    """What the model knows of a chip. Rates are per microsecond, at the clock that FP8 products settle at."""
-
-    multiprocessors: int
-    flops: float
-    """Dense FP8 operations of one multiprocessor."""
-    l2_bytes: float
-    """Bytes that one multiprocessor gets from L2 while all of them ask."""
-    memory_bytes: float
-    """Bytes of device memory traffic."""
-    stage_us: float
-    """Time per promotion in which a multiprocessor's tensor cores idle, beside the promotion's instructions."""
-    uniform_us: float
-    """Time to promote one accumulator of each thread of a warp group with a scale per tile."""
-    column_us: float
-    """The same with a scale per column."""
-    store_us: float
-    """Latency of a tile's end: the last promotion, the first store, the next tile's place in the order."""
-
-
-# Fitted to the kernels' times on an H200 (docs/kernel-notes.md).
-CHIPS = {
-    "90a": Chip(
-        multiprocessors=132,
-        flops=13.1e6,
-        l2_bytes=57e3,
-        memory_bytes=4.0e6,
-        stage_us=0.13,
-        uniform_us=0.0005,
-        column_us=0.0014,
-        store_us=0.5,
-    )
-}
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A kernel and what the model expects of it; times in microseconds."""
+class Choice:
+    """A kernel, and what decided."""
 
     config: TileConfig
-    total_us: float
-    """The larger of waves and memory."""
-    waves_us: float
-    """All waves of tiles, the last one whole."""
-    memory_us: float
-    """Operands once through device memory, and the output."""
-    waves: float
-    """Tiles per CTA, rounded up: whole waves."""
-    efficiency: float
-    """Share of the computed tiles' elements that belong to the output."""
-    stage_us: float
-    """128 of K of one tile: the larger of multiply and L2."""
-    multiply_us: float
-    """The tensor cores' time and the promotion's that they do not hide."""
-    l2_us: float
-    """The tile's operands from L2, less what a cluster shares."""
-    store_us: float
-    """One tile's end."""
+    match: table.Match | None
+    """The nearest entry of the tuned table with the same facts, also if it is too far away to decide."""
+
+    @property
+    def tuned(self) -> bool:
+        """Whether the table decided, not the model."""
+        return self.match is not None and self.match.distance <= table.RADIUS
 
 
 def rank(
@@ -85,7 +40,14 @@ def rank(
 ) -> list[Candidate]:
     """Every kernel that computes these problems, best first. Arguments and errors: see `select_kernel`."""
     check_problem_sizes(problem_sizes)
-    return _rank_list(problem_sizes, target_sm, _facts(promotion_k, sfb_rows, element_a, element_b, out))
+    return _rank_list(problem_sizes, target_sm, make_facts(promotion_k, sfb_rows, element_a, element_b, out))
+
+
+def rank_stacked(
+    m: int, n: int, k: int, groups: int, target_sm: str, facts: dict[str, int | str], *, split: bool
+) -> list[Candidate]:
+    """The same for groups that share N and K; see `select_stacked`. `facts`: those arguments of `rank` by name."""
+    return _rank_split(m, n, k, groups, target_sm, facts) if split else _rank([(groups, m, n, k)], target_sm, facts)
 
 
 def select_kernel(
@@ -100,6 +62,10 @@ def select_kernel(
 ) -> TileConfig:
     """Pick the kernel for a list of problems. Pure: needs no GPU; cached.
 
+    If the problems with rows share N and K, and the tuned table has a kernel with the same facts for a shape within
+    `table.RADIUS`, it is that kernel; an entry whose kernel does not exist counts as absent. Otherwise the cost model
+    decides. `choose` says which it was.
+
     Args:
         problem_sizes: (M, N, K) of each group; M may be 0.
         target_sm: "90a".
@@ -113,16 +79,45 @@ def select_kernel(
         TypeError: an entry of `problem_sizes` that is not three ints.
         ValueError: an empty list, a size out of range, or facts that no kernel of the target has.
     """
+    return choose(
+        problem_sizes,
+        target_sm,
+        promotion_k=promotion_k,
+        sfb_rows=sfb_rows,
+        element_a=element_a,
+        element_b=element_b,
+        out=out,
+    ).config
+
+
+def choose(
+    problem_sizes: Sequence[tuple[int, int, int]],
+    target_sm: str = "90a",
+    *,
+    promotion_k: int = 128,
+    sfb_rows: int = 128,
+    element_a: str = "e4m3",
+    element_b: str = "e4m3",
+    out: str = "bf16",
+) -> Choice:
+    """What `select_kernel` picks, and what decided. Arguments and errors: see there."""
     check_problem_sizes(problem_sizes)
     sizes = tuple((m, n, k) for m, n, k in problem_sizes)
-    return _select(sizes, target_sm, promotion_k, sfb_rows, element_a, element_b, out)
+    return _choose(sizes, target_sm, promotion_k, sfb_rows, element_a, element_b, out)
 
 
 @lru_cache(maxsize=4096)
-def _select(
+def _choose(
     sizes: tuple[tuple[int, int, int], ...], target_sm: str, promotion_k: int, sfb_rows: int, a: str, b: str, out: str
-) -> TileConfig:
-    return _rank_list(sizes, target_sm, _facts(promotion_k, sfb_rows, a, b, out))[0].config
+) -> Choice:
+    ranked = _rank_list(sizes, target_sm, make_facts(promotion_k, sfb_rows, a, b, out))
+    return _decide(ranked, table.shape_of(sizes), target_sm)
+
+
+def _decide(ranked: list[Candidate], shape: table.Shape | None, target_sm: str) -> Choice:
+    match = table.nearest(table.load(target_sm), shape, (candidate.config for candidate in ranked))
+    by_model = Choice(ranked[0].config, match)
+    return Choice(match.config, match) if match is not None and by_model.tuned else by_model
 
 
 @lru_cache(maxsize=4096)
@@ -140,11 +135,12 @@ def select_stacked(
     *,
     split: bool,
 ) -> TileConfig:
-    """Pick the kernel for groups that share N and K: m rows each or, if `split`, m rows cut anywhere by the device."""
-    facts = _facts(promotion_k, sfb_rows, a, b, out)
-    if split:
-        return _rank_split(m, n, k, groups, target_sm, facts)[0].config
-    return _rank([(groups, m, n, k)], target_sm, facts)[0].config
+    """Pick the kernel for groups that share N and K: m rows each or, if `split`, m rows cut anywhere by the device.
+
+    The table decides before the model, as in `select_kernel`.
+    """
+    ranked = rank_stacked(m, n, k, groups, target_sm, make_facts(promotion_k, sfb_rows, a, b, out), split=split)
+    return _decide(ranked, table.Shape(groups, m if split else groups * m, n, k), target_sm).config
 
 
 def check_problem_sizes(problem_sizes: Sequence[tuple[int, int, int]]) -> None:
@@ -161,7 +157,8 @@ def check_problem_sizes(problem_sizes: Sequence[tuple[int, int, int]]) -> None:
             raise ValueError(f"problem_sizes[{i}] is {(m, n, k)}: N must be a multiple of 16 and K of 32")
 
 
-def _facts(promotion_k: int, sfb_rows: int, element_a: str, element_b: str, out: str) -> dict[str, int | str]:
+def make_facts(promotion_k: int, sfb_rows: int, element_a: str, element_b: str, out: str) -> dict[str, int | str]:
+    """Fields of TileConfig that operands and output fix, in the order in which functions here take them."""
     return {
         "promotion_k": promotion_k,
         "sfb_rows": sfb_rows,
@@ -195,7 +192,7 @@ def _rank(problems: list[tuple[float, int, int, int]], target_sm: str, facts: di
     estimates = []
     for config in _candidates(target_sm, facts):
         rows = [count * ceil(m / (config.tile_m * config.cluster_m)) for count, m, _, _ in problems]
-        estimates.append(_estimate(config, CHIPS[target_sm], problems, rows))
+        estimates.append(estimate(config, CHIPS[target_sm], problems, rows))
     return sorted(estimates, key=lambda candidate: candidate.total_us)
 
 
@@ -204,54 +201,5 @@ def _rank_split(m: int, n: int, k: int, groups: int, target_sm: str, facts: dict
     estimates = []
     for config in _candidates(target_sm, facts):
         rows = max(m / (config.tile_m * config.cluster_m) + groups / 2, min(groups, m))
-        estimates.append(_estimate(config, CHIPS[target_sm], [(groups, max(1, m // groups), n, k)], [rows]))
+        estimates.append(estimate(config, CHIPS[target_sm], [(groups, max(1, m // groups), n, k)], [rows]))
     return sorted(estimates, key=lambda candidate: candidate.total_us)
-
-
-def _estimate(
-    config: TileConfig, chip: Chip, problems: list[tuple[float, int, int, int]], row_clusters: list[float]
-) -> Candidate:
-    """Time of a persistent launch, given each problem's rows of clusters."""
-    # One stage, 128 of K. A consumer waits, multiplies and promotes in turn, and this chain, not the tensor cores, sets
-    # the pace, even where two consumers are half a period apart (docs/kernel-notes.md): a promotion adds its time.
-    promotions = config.tile_k // config.promotion_k
-    slots = config.consumers * config.tile_n / 2
-    promote = slots * (chip.uniform_us if config.sfb_rows == 128 else chip.column_us)
-    multiply = 2 * config.tile_m * config.tile_n * config.tile_k / chip.flops + promotions * (chip.stage_us + promote)
-    shared_bytes = (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) * config.tile_k
-    l2 = shared_bytes / chip.l2_bytes
-    stage = max(multiply, l2)
-    out_bytes = 4 if config.out == "fp32" else 2
-    store = chip.store_us + config.tile_m * config.tile_n * out_bytes / chip.l2_bytes
-
-    clusters = chip.multiprocessors // config.cluster_size
-    tiles = [
-        rows * ceil(n / (config.tile_n * config.cluster_n))
-        for rows, (_, _, n, _) in zip(row_clusters, problems, strict=True)
-    ]
-    times = [ceil(k / config.tile_k) * stage + store for _, _, _, k in problems]
-    waves = ceil(sum(tiles) / clusters - 1e-9)
-    # Tiles of one length end in whole waves; of several, the last one may start when the others are done.
-    work = sum(t * time for t, time in zip(tiles, times, strict=True))
-    waves_us = waves * times[0] if len(set(times)) == 1 else work / clusters + max(times, default=0.0)
-
-    moved = sum(count * (m * k + n * k + m * n * out_bytes) for count, m, n, k in problems)
-    memory_us = moved / chip.memory_bytes
-    useful = sum(count * m * n for count, m, n, _ in problems)
-    computed = sum(tiles) * config.tile_m * config.tile_n * config.cluster_size
-    return Candidate(
-        config=config,
-        total_us=max(waves_us, memory_us),
-        waves_us=waves_us,
-        memory_us=memory_us,
-        waves=waves,
-        efficiency=useful / computed if computed else 1.0,
-        stage_us=stage,
-        multiply_us=multiply,
-        l2_us=l2,
-        store_us=store,
-    )
-
-
-TERMS = tuple(field.name for field in fields(Candidate) if field.name != "config")
-"""The numbers of a Candidate, in the order in which `build.py explain` shows them."""

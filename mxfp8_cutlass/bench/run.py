@@ -144,7 +144,7 @@ def compile_missing(configs: Sequence[TileConfig], say: Say = lambda _: None) ->
     if not env.jit():
         return
     try:
-        missing = [config for config in configs if not _is_compiled(config)]
+        missing = [config for config in configs if not is_compiled(config)]
     except HeadersNotFoundError as error:
         say(f"nothing can be compiled here: {reason(error)}")
         return
@@ -160,7 +160,8 @@ def compile_missing(configs: Sequence[TileConfig], say: Say = lambda _: None) ->
                 say(f"{config.name}: {reason(failure)}")
 
 
-def _is_compiled(config: TileConfig) -> bool:
+def is_compiled(config: TileConfig) -> bool:
+    """Whether the bundle or the disk has the kernel."""
     directory = env.bundle()
     if directory is not None:
         with suppress(bundle.BundleError):

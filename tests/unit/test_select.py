@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mxfp8_cutlass.cost_model import TERMS
 from mxfp8_cutlass.generator.config_space import sm90_configs
-from mxfp8_cutlass.select import TERMS, rank, select_kernel, select_stacked
+from mxfp8_cutlass.select import rank, select_kernel, select_stacked
 
 FACTS = {"promotion_k": 128, "sfb_rows": 128, "element_a": "e4m3", "element_b": "e4m3", "out": "bf16"}
 SCALES = [(128, 128), (128, 1), (32, 1)]
