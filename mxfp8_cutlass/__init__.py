@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mxfp8_cutlass.generator.tile_config import TileConfig
-from mxfp8_cutlass.grouped_mm import grouped_gemm, grouped_mm
+from mxfp8_cutlass.grouped_gemm import grouped_gemm
+from mxfp8_cutlass.grouped_mm import grouped_mm
 from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
 from mxfp8_cutlass.quantize import dequantize, fold, quantize
 from mxfp8_cutlass.scale_layout import swizzle_scales, unswizzle_scales

@@ -21,7 +21,6 @@ def check_operand(name: str, x: MXFP8Tensor) -> None:
         raise TypeError(f"{name} is a {type(x).__name__}: it must be an MXFP8Tensor")
     if x.device.type not in ("cpu", "cuda"):
         raise ValueError(f"{name} is on {x.device}: it must be on the CPU or a CUDA device")
-    check_aligned(f"{name}.data", x.data)
 
 
 def check_aligned(name: str, x: torch.Tensor) -> None:
@@ -47,8 +46,8 @@ def check_product(a: MXFP8Tensor, b: MXFP8Tensor, a_name: str = "a", b_name: str
         raise ValueError(f"{b_name} has shape {tuple(b.shape)}: N = {n} must be a positive multiple of 16")
 
 
-def check_groups(a: MXFP8Tensor, b: MXFP8Tensor, offs: torch.Tensor | None) -> None:
-    """Raise unless a, b and offs describe groups: (M, K) with offs or (G, M, K) without, and (G, N, K)."""
+def check_groups(a: MXFP8Tensor, b: MXFP8Tensor, offs: torch.Tensor | None, counts: torch.Tensor | None) -> None:
+    """Raise unless they describe groups: (M, K) with offs or (G, M, K) with or without counts, and (G, N, K)."""
     if b.ndim != 3:
         raise ValueError(f"b has shape {tuple(b.shape)}: it must be (G, N, K)")
     groups = b.shape[0]
@@ -59,24 +58,40 @@ def check_groups(a: MXFP8Tensor, b: MXFP8Tensor, offs: torch.Tensor | None) -> N
             raise ValueError(f"offs is given and a has shape {tuple(a.shape)}: offs goes with a of shape (M, K) alone")
         if a.shape[0] != groups:
             raise ValueError(f"a has shape {tuple(a.shape)}: its G must be that of b, {groups}")
+    else:
+        if counts is not None:
+            raise ValueError(f"counts is given and a has shape {tuple(a.shape)}: counts goes with a of shape (G, M, K)")
+        if offs is None:
+            raise ValueError(f"offs is None and a has shape {tuple(a.shape)}: (M, K) needs the end row of each group")
+    for name, index in (("offs", offs), ("counts", counts)):
+        if index is not None:
+            check_index(name, index, "a", a.device)
+            if tuple(index.shape) != (groups,):
+                raise ValueError(f"{name} has shape {tuple(index.shape)}: it must be ({groups},), one for each b[g]")
+
+
+def check_expected_m(expected_m: int | None, counts: torch.Tensor | None) -> None:
+    """Raise unless expected_m, if given, is a number of rows beside counts."""
+    if expected_m is None:
         return
-    if offs is None:
-        raise ValueError(f"offs is None and a has shape {tuple(a.shape)}: (M, K) needs the end row of each group")
-    check_offs(offs, "a", a.device)
-    if tuple(offs.shape) != (groups,):
-        raise ValueError(f"offs has shape {tuple(offs.shape)}: it must be ({groups},), an end row for each group of b")
+    if not isinstance(expected_m, int):
+        raise TypeError(f"expected_m is {expected_m!r}: it must be an int")
+    if expected_m < 1:
+        raise ValueError(f"expected_m is {expected_m}: it must be positive")
+    if counts is None:
+        raise ValueError(f"expected_m is {expected_m} and counts is None: it goes with counts alone")
 
 
-def check_offs(offs: torch.Tensor, owner: str, device: torch.device) -> None:
-    """Raise unless offs is a tensor that kernels can read beside `owner`, which lies on `device`. Any shape will do."""
-    if not isinstance(offs, torch.Tensor):
-        raise TypeError(f"offs is a {type(offs).__name__}: it must be a torch.Tensor")
-    if offs.dtype not in (torch.int32, torch.int64):
-        raise TypeError(f"offs has dtype {offs.dtype}: it must be int32 or int64")
-    if offs.device != device:
-        raise ValueError(f"offs is on {offs.device}: it must be on the device of {owner}, {device}")
-    if not offs.is_contiguous():
-        raise ValueError(f"offs has strides {offs.stride()}: it must be contiguous")
+def check_index(name: str, index: torch.Tensor, owner: str, device: torch.device) -> None:
+    """Raise unless index is a tensor that kernels can read beside `owner`, which lies on `device`, of any shape."""
+    if not isinstance(index, torch.Tensor):
+        raise TypeError(f"{name} is a {type(index).__name__}: it must be a torch.Tensor")
+    if index.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"{name} has dtype {index.dtype}: it must be int32 or int64")
+    if index.device != device:
+        raise ValueError(f"{name} is on {index.device}: it must be on the device of {owner}, {device}")
+    if not index.is_contiguous():
+        raise ValueError(f"{name} has strides {index.stride()}: it must be contiguous")
 
 
 def rising_ends(offs: torch.Tensor) -> list[int]:
@@ -93,6 +108,16 @@ def row_ends(offs: torch.Tensor, m: int) -> list[int]:
     if ends and ends[-1] > m:
         raise ValueError(f"offs is {ends}: its values must not exceed M = {m}")
     return ends
+
+
+def check_rows(a: MXFP8Tensor, offs: torch.Tensor | None, counts: torch.Tensor | None) -> None:
+    """Raise unless the values of offs and counts name rows of a. Reads them back from the device."""
+    if offs is not None:
+        row_ends(offs, a.shape[0])
+    if counts is not None:
+        values: list[int] = counts.tolist()
+        if not all(0 <= count <= a.shape[1] for count in values):
+            raise ValueError(f"counts is {values}: its values must be 0 to M = {a.shape[1]}")
 
 
 def check_folded_values(name: str, x: MXFP8Tensor) -> None:
@@ -116,23 +141,53 @@ def check_out_dtype(out_dtype: torch.dtype | None, out: torch.Tensor | None) -> 
     return dtype
 
 
-def check_bias(bias: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    """Raise unless bias has the shape, dtype, device and layout that the epilogue reads."""
-    _check_tensor("bias", bias, shape, dtype, device)
+def check_tensor(name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise unless x has the shape, dtype, device and layout that the epilogue reads or writes."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}: it must be a torch.Tensor")
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be {shape}")
+    if x.dtype != dtype:
+        raise TypeError(f"{name} has dtype {x.dtype}: it must be the output's, {dtype}")
+    if x.device != device:
+        raise ValueError(f"{name} is on {x.device}: it must be on the device of the operands, {device}")
+    if not x.is_contiguous():
+        raise ValueError(f"{name} has strides {x.stride()}: it must be contiguous")
 
 
-def check_out(
-    name: str,
-    out: torch.Tensor,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    inputs: Iterable[tuple[str, torch.Tensor]],
+def check_addresses(
+    a: MXFP8Tensor,
+    b: MXFP8Tensor,
+    offs: torch.Tensor | None,
+    counts: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
 ) -> None:
-    """Raise unless out has the right shape, dtype, device and layout and shares no memory with an input."""
-    _check_tensor(name, out, shape, dtype, device)
-    for other, tensor in inputs:
-        if _overlap(out, tensor):
+    """Raise unless all start where kernels can access them, and out shares no memory with an input."""
+    if a.data.is_cuda:
+        for name, x in (("a.data", a.data), ("b.data", b.data), ("bias", bias), ("out", out)):
+            if x is not None:
+                check_aligned(name, x)
+    if out is not None:
+        inputs = (
+            ("a.data", a.data),
+            ("a.scale", a.scale),
+            ("b.data", b.data),
+            ("b.scale", b.scale),
+            ("b.tile_scale", b.tile_scale),
+            ("bias", bias),
+            ("offs", offs),
+            ("counts", counts),
+        )
+        check_apart("out", out, inputs)
+
+
+def check_apart(name: str, out: torch.Tensor, inputs: Iterable[tuple[str, torch.Tensor | None]]) -> None:
+    """Raise if out shares memory with an input."""
+    begin = out.data_ptr()
+    end = begin + out.nbytes
+    for other, x in inputs:
+        if x is not None and (address := x.data_ptr()) < end and begin < address + x.nbytes:
             raise ValueError(
                 f"{name} overlaps {other} in memory: it must not, since tiles are written while others are read"
             )
@@ -153,22 +208,3 @@ def check_config(config: TileConfig, target_sm: str | None, facts: Mapping[str, 
             raise ValueError(
                 f"config={config.name} has {fact} {getattr(config, fact)!r}: these operands and `exact` need {value!r}"
             )
-
-
-def _check_tensor(name: str, x: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}: it must be a torch.Tensor")
-    if tuple(x.shape) != shape:
-        raise ValueError(f"{name} has shape {tuple(x.shape)}: it must be {shape}")
-    if x.dtype != dtype:
-        raise TypeError(f"{name} has dtype {x.dtype}: it must be the output's, {dtype}")
-    if x.device != device:
-        raise ValueError(f"{name} is on {x.device}: it must be on the device of the operands, {device}")
-    if not x.is_contiguous():
-        raise ValueError(f"{name} has strides {x.stride()}: it must be contiguous")
-    check_aligned(name, x)
-
-
-def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
-    begin_x, begin_y = x.data_ptr(), y.data_ptr()
-    return begin_x < begin_y + y.nbytes and begin_y < begin_x + x.nbytes

@@ -42,7 +42,10 @@ def cuda_homes() -> list[Path]:
 
 
 def _flag(variable: str, *, default: bool) -> bool:
-    value = os.environ.get(variable, "").strip().lower()
+    value = os.environ.get(variable)
+    if value is None:  # each grouped_mm asks
+        return default
+    value = value.strip().lower()
     if value in {"", "0", "1"}:
         return {"": default, "0": False, "1": True}[value]
     raise ValueError(f"{variable}={value!r} must be 0 or 1")

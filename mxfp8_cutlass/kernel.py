@@ -18,6 +18,7 @@ from mxfp8_cutlass.generator.render import KernelConfig
 TARGETS = {(9, 0): "90a", (10, 0): "100a"}
 
 _Addresses = ctypes.c_void_p * 1
+_NO_CONTEXT = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT
 
 _LOADED: dict[tuple[KernelConfig, int, int], Kernel] = {}
 _LOADING = threading.Lock()
@@ -83,7 +84,7 @@ class Kernel:
         Args:
             params: the kernel's one parameter. The driver copies it before this returns.
             grid: blocks.
-            stream: a stream of this kernel's device, as ``torch.cuda.current_stream(device).cuda_stream`` gives it.
+            stream: a stream of this kernel's device, as `current_stream` gives it.
             shared_memory: dynamic shared memory of a block in bytes; the config's, unless given, and at most that.
 
         Raises:
@@ -99,12 +100,24 @@ class Kernel:
         if shared_memory is None:
             shared_memory = self.shared_memory
         addresses = _Addresses(ctypes.addressof(params))
-        (status,) = driver.cuLaunchKernel(
-            self._function, grid, 1, 1, self.threads, 1, 1, shared_memory, stream, ctypes.addressof(addresses), 0
-        )
+        # A ready-made array of addresses is what the binding has least to do with.
+        launch = (self._function, grid, 1, 1, self.threads, 1, 1, shared_memory, stream, ctypes.addressof(addresses), 0)
+        (status,) = driver.cuLaunchKernel(*launch)
+        if status == _NO_CONTEXT:  # a thread's first call; asking beforehand would cost every call
+            _context(self.device)
+            (status,) = driver.cuLaunchKernel(*launch)
         if status:
             raise LaunchError(f"launching {self.name} with grid {grid}: {_message(status)}")
         return None
+
+
+def current_stream(device: int) -> int:
+    """Return the handle of torch's current stream of a device.
+
+    What torch's own compiler calls in the code that it writes; torch.cuda.current_stream makes an object, at ten times
+    the price.
+    """
+    return int(torch._C._cuda_getCurrentRawStream(device))  # noqa: SLF001 - no public function does the same
 
 
 def load(config: KernelConfig, device: int) -> Kernel:

@@ -1,21 +1,22 @@
 """Arguments and launches of the grouped GEMM kernels: pointers and shapes in, one kernel launch out.
 
-Tensor maps and argument structs depend on pointers and shapes alone, so both are cached on them: a call whose tensors
-lie where an earlier call's did costs a look-up. The structs mirror templates/include/mxfp8/grouped_params.cuh.
+What depends on shapes alone is made once (StackedLaunch), a struct of arguments once for each set of addresses, and a
+tensor map once for each address, since allocators hand out the same ones again in other sets. The structs mirror
+templates/include/mxfp8/grouped_params.cuh.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from cuda.bindings import driver
 
 from mxfp8_cutlass.generator.tile_config import TileConfig
-from mxfp8_cutlass.kernel import Kernel, LaunchError, load
+from mxfp8_cutlass.kernel import LaunchError, current_stream, load
 
 
 class TensorMap(ctypes.Structure):
@@ -44,6 +45,9 @@ class Problem(ctypes.Structure):
 
 PROBLEM_BYTES = ctypes.sizeof(Problem)
 
+MAX_KNOWN = 1024
+"""Sets of addresses that a StackedLaunch keeps arguments for, about 1 KB each, before it forgets all."""
+
 
 class GroupedGemmParams(ctypes.Structure):
     """mxfp8::GroupedGemmParams."""
@@ -60,9 +64,18 @@ class GroupedGemmParams(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Operands:
-    """Device addresses and shapes of one product (or a stack of products): A (batch_a, m, k), B (batch_b, n, k)."""
+class Shapes(NamedTuple):
+    """What one product (or a stack of products) multiplies: A (batch_a, m, k), B (batch_b, n, k)."""
+
+    batch_a: int
+    batch_b: int
+    m: int
+    n: int
+    k: int
+
+
+class Addresses(NamedTuple):
+    """Where the operands lie; 0: there is no such operand."""
 
     a: int
     sfa: int
@@ -71,11 +84,8 @@ class Operands:
     sfb_tiles: int
     out: int
     bias: int
-    batch_a: int
-    batch_b: int
-    m: int
-    n: int
-    k: int
+    offs: int = 0
+    counts: int = 0
 
 
 @lru_cache(maxsize=4096)
@@ -99,22 +109,20 @@ def tensor_map(address: int, batch: int, rows: int, k: int, box_rows: int) -> Te
     )
     if status:
         raise LaunchError(f"cuTensorMapEncodeTiled for ({batch}, {rows}, {k}) in boxes of {box_rows}: {status.name}")
-    return TensorMap((ctypes.c_uint64 * 16)(*[int(word) for word in encoded.opaque]))
+    return TensorMap.from_buffer_copy(TensorMap.from_address(encoded.getPtr()))
 
 
-def _problem(config: TileConfig, x: Operands) -> Problem:
-    return Problem(
-        map_a=tensor_map(x.a, x.batch_a, x.m, x.k, config.tile_m // config.cluster_n),
-        map_b=tensor_map(x.b, x.batch_b, x.n, x.k, config.tile_n // config.cluster_m),
-        sfa=x.sfa,
-        sfb=x.sfb,
-        sfb_tiles=x.sfb_tiles,
-        out=x.out,
-        bias=x.bias,
-        m=x.m,
-        n=x.n,
-        k=x.k,
-    )
+def _set_addresses(problem: Problem, config: TileConfig, shapes: Shapes, x: Addresses) -> None:
+    problem.map_a = tensor_map(x.a, shapes.batch_a, shapes.m, shapes.k, config.tile_m // config.cluster_n)
+    problem.map_b = tensor_map(x.b, shapes.batch_b, shapes.n, shapes.k, config.tile_n // config.cluster_m)
+    problem.sfa, problem.sfb, problem.sfb_tiles, problem.out, problem.bias = x.sfa, x.sfb, x.sfb_tiles, x.out, x.bias
+
+
+def problem_of(config: TileConfig, shapes: Shapes, x: Addresses) -> Problem:
+    """Return the struct of one product."""
+    problem = Problem(m=shapes.m, n=shapes.n, k=shapes.k)
+    _set_addresses(problem, config, shapes, x)
+    return problem
 
 
 @lru_cache(maxsize=8)
@@ -135,26 +143,53 @@ def clusters_at_most(config: TileConfig, m: int, n: int, groups: int, *, split: 
     return row_clusters * columns
 
 
-@lru_cache(maxsize=4096)
-def _plan(
-    config: TileConfig, x: Operands, offs: int, groups: int, device: int, *, offs_is_int64: bool, accumulate: bool
-) -> tuple[Kernel, GroupedGemmParams, int]:
-    """Everything that a launch needs but the stream: the kernel, its argument, the grid."""
-    kernel = load(config, device)  # first, since it also gives the thread a context
-    params = GroupedGemmParams(
-        problem=_problem(config, x), offs=offs, groups=groups, index_is_int64=offs_is_int64, accumulate=accumulate
-    )
-    clusters = clusters_at_most(config, x.m, x.n, groups, split=offs != 0)
-    return kernel, params, _grid(config, clusters, device)
+class StackedLaunch:
+    """A launch for groups that share N and K, complete but for its addresses. Threads can share it.
 
+    Args:
+        config: the kernel, loaded here.
+        shapes: of all groups together.
+        groups: how many.
+        device: of the operands.
+        split: whether `offs` cuts the rows of A into groups; else each batch entry is one, of `counts` rows if given.
+        index_is_int64: whether `offs` or `counts` are int64, else int32.
+        accumulate: whether to add to the output.
+    """
 
-def launch_stacked(
-    config: TileConfig, x: Operands, offs: torch.Tensor | None, groups: int, *, accumulate: bool, device: int
-) -> None:
-    """Launch one kernel for groups that share N and K: cut from the rows of A by `offs`, or a batch entry each."""
-    address, is_int64 = (offs.data_ptr(), offs.dtype == torch.int64) if offs is not None else (0, False)
-    kernel, params, grid = _plan(config, x, address, groups, device, offs_is_int64=is_int64, accumulate=accumulate)
-    kernel.launch(params, grid, torch.cuda.current_stream(device).cuda_stream)
+    def __init__(
+        self,
+        config: TileConfig,
+        shapes: Shapes,
+        groups: int,
+        device: int,
+        *,
+        split: bool,
+        index_is_int64: bool,
+        accumulate: bool,
+    ) -> None:
+        self.config, self._shapes, self._device = config, shapes, device
+        self._kernel = load(config, device)
+        self._grid = _grid(config, clusters_at_most(config, shapes.m, shapes.n, groups, split=split), device)
+        self._params = GroupedGemmParams(
+            problem=Problem(m=shapes.m, n=shapes.n, k=shapes.k),
+            groups=groups,
+            index_is_int64=index_is_int64,
+            accumulate=accumulate,
+        )
+        self.known: dict[Addresses, GroupedGemmParams] = {}
+        """The kernel's argument for the addresses of earlier calls; never changed, since another thread may use it."""
+
+    def __call__(self, x: Addresses) -> None:
+        """Launch on the current stream."""
+        params = self.known.get(x)
+        if params is None:
+            params = GroupedGemmParams.from_buffer_copy(self._params)
+            _set_addresses(params.problem, self.config, self._shapes, x)
+            params.offs, params.counts = x.offs, x.counts
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known[x] = params
+        self._kernel.launch(params, self._grid, current_stream(self._device))
 
 
 _CAPTURED_TABLES: list[torch.Tensor] = []
@@ -167,14 +202,16 @@ def write_table(table: torch.Tensor, problems: Sequence[Problem]) -> None:
         ctypes.memmove(table.data_ptr() + i * PROBLEM_BYTES, ctypes.addressof(problem), PROBLEM_BYTES)
 
 
-def launch_list(config: TileConfig, problems: Sequence[Operands], *, accumulate: bool, device: int) -> None:
+def launch_list(
+    config: TileConfig, problems: Sequence[tuple[Shapes, Addresses]], *, accumulate: bool, device: int
+) -> None:
     """Launch one kernel for problems of any shapes. Their table travels to the device by a copy on the same stream."""
     kernel = load(config, device)
     host = torch.empty(len(problems) * PROBLEM_BYTES, dtype=torch.uint8, pin_memory=True)
-    write_table(host, [_problem(config, x) for x in problems])
+    write_table(host, [problem_of(config, shapes, x) for shapes, x in problems])
     if torch.cuda.is_current_stream_capturing():
         _CAPTURED_TABLES.append(host)
     table = host.to(f"cuda:{device}", non_blocking=True)
     params = GroupedGemmParams(problems=table.data_ptr(), groups=len(problems), accumulate=accumulate)
-    clusters = sum(clusters_at_most(config, x.m, x.n, 1, split=False) for x in problems)
-    kernel.launch(params, _grid(config, clusters, device), torch.cuda.current_stream(device).cuda_stream)
+    clusters = sum(clusters_at_most(config, shapes.m, shapes.n, 1, split=False) for shapes, _ in problems)
+    kernel.launch(params, _grid(config, clusters, device), current_stream(device))

@@ -172,6 +172,7 @@ def grouped_mm(
     b: MXFP8Tensor,
     offs: torch.Tensor | None = None,
     *,
+    counts: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
     out: torch.Tensor | None = None,
@@ -179,6 +180,7 @@ def grouped_mm(
 ) -> torch.Tensor:
     """(M, K) x (G, N, K) with offs -> (M, N), or (G, M, K) x (G, N, K) -> (G, M, N); contraction over the last axes.
 
+    With `counts` (G,), only the first counts[g] rows of a[g] are multiplied; values below 0 or above M count as 0 or M.
     Each group's product plus its row of `bias` (G, N), plus the old `out` if `accumulate`, rounded once to out's dtype.
     Rows of no group are left as they are in `out`; without `out` they are zero.
 
@@ -191,8 +193,8 @@ def grouped_mm(
     if out is None:
         out = torch.zeros((*a.shape[:-1], n), dtype=out_dtype, device=a.device)
     work = torch.float32 if _fits_float32(a) and _fits_float32(b) else torch.float64
-    for group, rows in enumerate(_group_rows(a, n_groups, offs)):
-        lhs, target = _rows_of(a, group, rows), out[group] if a.ndim == 3 else out[rows]
+    for group, rows in enumerate(_group_rows(a, n_groups, offs, counts)):
+        lhs, target = _rows_of(a, rows), out[rows]
         rhs = MXFP8Tensor.unchecked(b.data[group], b.scale_bytes[group])
         product = dequantize(lhs, work) @ dequantize(rhs, work).mT
         if bias is not None:
@@ -209,15 +211,18 @@ def _fits_float32(xq: MXFP8Tensor) -> bool:
     return not bool((((byte < 16) | (byte > 238)) & (byte != SCALE_NAN)).any())
 
 
-def _group_rows(a: MXFP8Tensor, n_groups: int, offs: torch.Tensor | None) -> list[slice]:
+def _group_rows(
+    a: MXFP8Tensor, n_groups: int, offs: torch.Tensor | None, counts: torch.Tensor | None
+) -> list[slice | tuple[int, slice]]:
+    """The index of each group's rows."""
     if a.ndim == 3:
-        return [slice(None)] * n_groups
+        used = [a.shape[1]] * n_groups if counts is None else counts.clamp(0, a.shape[1]).tolist()
+        return [(group, slice(count)) for group, count in enumerate(used)]
     if offs is None:
         raise ValueError("offs is None: a 2D first operand needs the end row of each group")
     ends = row_ends(offs, a.shape[0])
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _rows_of(a: MXFP8Tensor, group: int, rows: slice) -> MXFP8Tensor:
-    index = group if a.ndim == 3 else rows
-    return MXFP8Tensor.unchecked(a.data[index], a.scale_bytes[index])
+def _rows_of(a: MXFP8Tensor, rows: slice | tuple[int, slice]) -> MXFP8Tensor:
+    return MXFP8Tensor.unchecked(a.data[rows], a.scale_bytes[rows])

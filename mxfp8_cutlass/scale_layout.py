@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from mxfp8_cutlass import env
-from mxfp8_cutlass.checks import MAX_ROWS, check_offs, rising_ends
+from mxfp8_cutlass.checks import MAX_ROWS, check_index, rising_ends
 from mxfp8_cutlass.elementwise import launch
 from mxfp8_cutlass.generator.elementwise_config import SwizzleConfig
 from mxfp8_cutlass.generator.tile_config import MAX_GROUPS
@@ -250,7 +250,7 @@ def _check_groups(
         if groups == "blocks":
             raise ValueError("offs is None and groups is 'blocks': it needs the end of each group")
         return
-    check_offs(offs, "the scales", device)
+    check_index("offs", offs, "the scales", device)
     if len(shape) != 2:
         raise ValueError(
             f"offs is given and {name} has shape {shape}: offs goes with scales of shape (R, K // 32) alone"

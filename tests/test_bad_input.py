@@ -111,7 +111,7 @@ def nothing_runs(monkeypatch):
     """The reference only checks offs, whose values no check of arguments reads."""
     rows = reference._group_rows
     monkeypatch.setattr(reference, "_rows_of", None)
-    monkeypatch.setattr(reference, "_group_rows", lambda a, n, offs: [*rows(a, n, offs), None])
+    monkeypatch.setattr(reference, "_group_rows", lambda *arguments: [*rows(*arguments), None])
 
 
 @pytest.mark.parametrize("case", CASES)

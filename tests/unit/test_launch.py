@@ -13,7 +13,7 @@ from mxfp8_cutlass import launch
 from mxfp8_cutlass.compiler import compile_source
 from mxfp8_cutlass.generator.config_space import sm90_configs
 from mxfp8_cutlass.generator.tile_config import GROUP_ENTRY_BYTES
-from mxfp8_cutlass.launch import GroupedGemmParams, Problem, TensorMap, clusters_at_most
+from mxfp8_cutlass.launch import Addresses, GroupedGemmParams, Problem, Shapes, TensorMap, clusters_at_most
 
 CONFIGS = sorted({(c.tile_m, c.tile_n, c.cluster_m, c.cluster_n): c for c in sm90_configs()}.values())
 
@@ -38,17 +38,19 @@ def test_structs_mirror_the_kernels():
 def test_table_of_problems(monkeypatch):
     """Each problem's bytes stand at its place, whatever became of the structs that they came from."""
     monkeypatch.setattr(launch, "tensor_map", lambda *key: TensorMap((ctypes.c_uint64 * 16)(*key)))
-    operands = [launch.Operands(*(1000 * i + j for j in range(12))) for i in range(40)]
-    table = torch.full((len(operands) * launch.PROBLEM_BYTES,), 255, dtype=torch.uint8)
-    launch.write_table(table, [launch._problem(CONFIGS[0], x) for x in operands])
-    problems = (Problem * len(operands)).from_buffer_copy(table.numpy().tobytes())
-    for x, problem in zip(operands, problems, strict=True):
-        found = {
-            field: getattr(problem, field) or 0 for field in ("sfa", "sfb", "sfb_tiles", "out", "bias", "m", "n", "k")
-        }
-        assert found == {field: getattr(x, field) for field in found}
-        assert list(problem.map_a.opaque)[:4] == [x.a, x.batch_a, x.m, x.k]
-        assert list(problem.map_b.opaque)[:4] == [x.b, x.batch_b, x.n, x.k]
+    given = [
+        (Shapes(*range(1000 * i, 1000 * i + 5)), Addresses(*range(1000 * i + 5, 1000 * i + 12))) for i in range(40)
+    ]
+    table = torch.full((len(given) * launch.PROBLEM_BYTES,), 255, dtype=torch.uint8)
+    launch.write_table(table, [launch.problem_of(CONFIGS[0], *one) for one in given])
+    problems = (Problem * len(given)).from_buffer_copy(table.numpy().tobytes())
+    for (shapes, x), problem in zip(given, problems, strict=True):
+        fields = shapes._asdict() | x._asdict()
+        found = {field: getattr(problem, field) or 0 for field in fields if hasattr(problem, field)}
+        assert set(fields) - set(found) == {"batch_a", "batch_b", "a", "b", "offs", "counts"}
+        assert found == {field: fields[field] for field in found}
+        assert list(problem.map_a.opaque)[:4] == [x.a, shapes.batch_a, shapes.m, shapes.k]
+        assert list(problem.map_b.opaque)[:4] == [x.b, shapes.batch_b, shapes.n, shapes.k]
 
 
 def row_clusters(config, rows):

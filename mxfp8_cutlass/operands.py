@@ -1,0 +1,75 @@
+"""What a grouped GEMM kernel takes of its operands: the facts that pick it, folding, scales, addresses."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+
+from mxfp8_cutlass import checks
+from mxfp8_cutlass.generator.tile_config import TileConfig
+from mxfp8_cutlass.launch import Addresses
+from mxfp8_cutlass.mxfp8_tensor import DTYPE_NAMES, RUN, TILE_ROWS, MXFP8Tensor
+from mxfp8_cutlass.quantize import fold
+
+
+class Facts(TypedDict):
+    """The fields of a TileConfig that the operands fix, in the order in which select.py takes them."""
+
+    promotion_k: int
+    sfb_rows: int
+    element_a: str
+    element_b: str
+    out: str
+
+
+def facts_of(a: MXFP8Tensor, b: MXFP8Tensor, dtype: torch.dtype, *, exact: bool) -> Facts:
+    """What the kernel must be like. Weights that were folded along K alone are taken as they are."""
+    return {
+        "promotion_k": 32 if exact else RUN,
+        "sfb_rows": 1 if exact or b.folded == 1 else TILE_ROWS,
+        "element_a": DTYPE_NAMES[a.dtype],
+        "element_b": DTYPE_NAMES[b.dtype],
+        "out": DTYPE_NAMES[dtype],
+    }
+
+
+def prepared(
+    config: TileConfig, a: MXFP8Tensor, b: MXFP8Tensor, *, check_values: bool
+) -> tuple[MXFP8Tensor, MXFP8Tensor]:
+    """Return the operands folded as far as the kernel needs."""
+    if config.promotion_k < RUN:
+        return a, b
+    a, b = fold(a), fold(b, config.sfb_rows)
+    if check_values:
+        checks.check_folded_values("a", a)
+        checks.check_folded_values("b", b)
+    return a, b
+
+
+def scales_of(config: TileConfig, a: MXFP8Tensor, b: MXFP8Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scales as the kernel reads them; to be kept until it is launched."""
+    return a.scale_by_run(config.promotion_k), b.scale_by_run(config.promotion_k)
+
+
+def addresses_of(
+    a: MXFP8Tensor,
+    b: MXFP8Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor],
+    out: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    offs: torch.Tensor | None = None,
+    counts: torch.Tensor | None = None,
+) -> Addresses:
+    """Return where all lie; `scales` as scales_of gives them."""
+    return Addresses(
+        a.data.data_ptr(),
+        scales[0].data_ptr(),
+        b.data.data_ptr(),
+        scales[1].data_ptr(),
+        0 if b.tile_scale is None else b.tile_scale.data_ptr(),
+        out.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        0 if offs is None else offs.data_ptr(),
+        0 if counts is None else counts.data_ptr(),
+    )
