@@ -168,14 +168,18 @@ def fold_bound(x: MXFP8Tensor, folded: MXFP8Tensor) -> torch.Tensor:
     return bound
 
 
-def groups_of(a: MXFP8Tensor, b: MXFP8Tensor, ends: list[int] | None):
-    """(group, index of its rows in a and out) of a product; ends: the end row of each group."""
+def groups_of(a: MXFP8Tensor, b: MXFP8Tensor, ends: list[int] | None, counts: list[int] | None = None):
+    """(group, index of its rows in a and out) of a product; ends: the end row of each group; counts: rows of a[g]."""
+    if counts is not None:
+        return [(g, (g, slice(count))) for g, count in enumerate(counts)]
     if ends is None:
         return [(g, g) for g in range(b.shape[0])]
     return [(g, slice(begin, end)) for g, (begin, end) in enumerate(zip([0, *ends], ends, strict=False))]
 
 
-def check_product(got, a, b, ends, *, exact=False, bias=None, old=None, positive=False, sfb_rows=None, where=""):
+def check_product(
+    got, a, b, ends, *, counts=None, exact=False, bias=None, old=None, positive=False, sfb_rows=None, where=""
+):
     """Check grouped_mm's result: against the operands that its kernel multiplied, and against the operands given.
 
     Returns the number of rows checked.
@@ -186,7 +190,7 @@ def check_product(got, a, b, ends, *, exact=False, bias=None, old=None, positive
     if folded:
         given_a, given_b, change_a, change_b = values(a), values(b), fold_bound(a, run_a), fold_bound(b, run_b)
     rows = 0
-    for g, index in groups_of(a, b, ends):
+    for g, index in groups_of(a, b, ends, counts):
         more = {"bias": None if bias is None else bias[g], "old": None if old is None else old[index]}
         name = f"{where} group {g}"
         check(got[index], expect(values_a[index], values_b[g], promotion_k, positive=positive, **more), name)

@@ -45,6 +45,10 @@ def overlapping(name, part):
     return {name: moved, "out": out}
 
 
+BATCH = {"a": operand((3, 8, 96)), "offs": None, "counts": OFFS, "out": poisoned((3, 8, 32))}
+IN_COUNTS = torch.zeros((3, 8, 32), dtype=torch.bfloat16)
+COUNTS = IN_COUNTS.view(-1)[:6].view(torch.int32)
+
 CASES = {
     # name: (arguments that differ from good ones, error, what the message says)
     "a is no MXFP8Tensor": ({"a": A.data}, TypeError, "a is a Tensor"),
@@ -77,6 +81,18 @@ CASES = {
     "offs falls": ({"offs": torch.tensor([4, 2, 8])}, ValueError, r"offs is \[4, 2, 8\]"),
     "offs negative": ({"offs": torch.tensor([-1, 2, 8])}, ValueError, r"offs is \[-1, 2, 8\]"),
     "offs beyond M": ({"offs": torch.tensor([1, 2, 9])}, ValueError, r"offs is \[1, 2, 9\]: .* M = 8"),
+    "counts with offs": ({"counts": OFFS}, ValueError, r"counts is given and a has shape \(8, 96\)"),
+    "counts with offs and a batch": ({**BATCH, "offs": OFFS}, ValueError, "offs is given and a has shape"),
+    "counts is a list": ({**BATCH, "counts": [1, 2, 3]}, TypeError, "counts is a list"),
+    "counts is float": ({**BATCH, "counts": OFFS.float()}, TypeError, "counts has dtype torch.float32"),
+    "counts too short": ({**BATCH, "counts": OFFS[:2]}, ValueError, r"counts has shape \(2,\): it must be \(3,\)"),
+    "counts is 2D": ({**BATCH, "counts": OFFS[None]}, ValueError, r"counts has shape \(1, 3\)"),
+    "counts elsewhere": ({**BATCH, "counts": OFFS.to("meta")}, ValueError, "counts is on meta"),
+    "counts with gaps": ({**BATCH, "counts": offsets([1] * 6)[::2]}, ValueError, r"counts has strides \(2,\)"),
+    "out in counts": ({**BATCH, "counts": COUNTS, "out": IN_COUNTS}, ValueError, "out overlaps counts"),
+    "expected_m without counts": ({"expected_m": 4}, ValueError, "expected_m is 4 and counts is None"),
+    "expected_m is 0": ({**BATCH, "expected_m": 0}, ValueError, "expected_m is 0"),
+    "expected_m is a float": ({**BATCH, "expected_m": 4.5}, TypeError, "expected_m is 4.5"),
     "out_dtype": ({"out_dtype": torch.float64, "out": None}, TypeError, "out_dtype is torch.float64"),
     "out_dtype is a string": ({"out_dtype": "bf16", "out": None}, TypeError, "out_dtype is bf16"),
     "out_dtype is not out's": ({"out_dtype": torch.float16}, TypeError, "out has dtype torch.bfloat16: .*float16"),

@@ -71,8 +71,9 @@ def test_other_devices_are_refused(monkeypatch, capability):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
     kernel._target_of_index.cache_clear()
     try:
-        a, b = operand((8, 96), E4M3, 1, "cuda"), operand((3, 32, 96), E4M3, 2, "cuda")
-        out = poisoned((8, 32), device="cuda")
+        # Of a shape that no test had before, since a plan once made is not made again.
+        a, b = operand((8 + sum(capability), 96), E4M3, 1, "cuda"), operand((3, 32, 96), E4M3, 2, "cuda")
+        out = poisoned((a.shape[0], 32), device="cuda")
         with pytest.raises(ValueError, match=f"device=cuda:0 is .* of compute capability {capability[0]}"):
             mx.grouped_mm(a, b, offsets([1, 3, 4], "cuda"), out=out, exact=True)
         assert is_poisoned(out)

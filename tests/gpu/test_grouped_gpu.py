@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 import bounds
 import pytest
 import torch
@@ -39,22 +42,106 @@ def test_runs_on_the_current_stream(problem):
     assert torch.equal(out[:712].view(torch.int16), expected[:712].view(torch.int16))
 
 
+@contextmanager
+def no_sync():
+    """Any wait for the device is an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def test_calls_do_not_synchronize(problem):
     a, b, options = problem
     offs, out = offsets(SIZES, "cuda"), poisoned((900, 208), device="cuda")
     bias = torch.zeros((4, 208), dtype=torch.bfloat16, device="cuda")
     pair = MXFP8Tensor(b.data[0], b.scale[0])
-    mx.grouped_mm(a, b, offs, bias=bias, out=out, **options)
-    mx.grouped_gemm([(a, pair)] * 3, **options)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    stacked = MXFP8Tensor(a.data[:800].view(4, 200, 1056), a.scale[:800].view(4, 200, 33))
+    counts = torch.tensor([5, 0, 200, 77], device="cuda")
+
+    def calls():
         mx.grouped_mm(a, b, offs, bias=bias, out=out, **options)
         mx.grouped_mm(a, b, offs.long(), **options)
+        mx.grouped_mm(stacked, b, **options)
+        mx.grouped_mm(stacked, b, counts=counts, expected_m=70, **options)
         mx.grouped_gemm([(a, pair)] * 3, **options)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+
+    for _ in range(2):  # the first call loads kernels, and does not wait for the device either
+        with no_sync():
+            calls()
     bounds.check_product(out, a, b, offs.tolist(), bias=bias, **options)
+
+
+def test_other_public_calls_do_not_synchronize():
+    x, offs = torch.randn((256, 384), device="cuda"), offsets([100, 28, 128], "cuda")
+
+    def calls():
+        for fold in (False, True):
+            xq = mx.quantize(x, fold=fold)
+        mx.fold(mx.quantize(x), 128)
+        mx.fold(mx.quantize(x), return_stats=True)
+        for dtype in (torch.bfloat16, torch.float32, torch.float64):
+            mx.dequantize(xq, dtype)
+        swizzled = mx.swizzle_scales(xq.scale, offs)
+        mx.unswizzle_scales(swizzled, xq.scale.shape, offs)
+        MXFP8Tensor(xq.data, xq.scale).to("cuda:0")
+        mx.select_kernel([(256, 64, 384)])
+
+    for _ in range(2):
+        with no_sync():
+            calls()
+
+
+def test_a_warm_call_in_a_new_thread(problem):
+    """The plan is made already, and the thread has no context of its own yet."""
+    a, b, options = problem
+    offs, out = offsets(SIZES, "cuda"), poisoned((900, 208), device="cuda")
+    mx.grouped_mm(a, b, offs, out=out, **options)
+    torch.cuda.synchronize()
+    out.copy_(poisoned((900, 208), device="cuda"))
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(mx.grouped_mm, a, b, offs, out=out, **options).result()
+    torch.cuda.synchronize()
+    bounds.check_product(out, a, b, offs.tolist(), **options)
+
+
+def test_threads_that_call_at_once(problem):
+    """Each with its own addresses, among them ones that another thread had before."""
+    a, b, options = problem
+    offs = offsets(SIZES, "cuda")
+    expected = mx.grouped_mm(a, b, offs, **options)[:712].view(torch.int16)
+
+    def calls(seed):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            outs = [mx.grouped_mm(a, b, offs, **options)[:712].view(torch.int16) for _ in range(40)]
+            torch.cuda.current_stream().synchronize()
+            return all(torch.equal(out, expected) for out in outs)
+
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(calls, range(16)))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_graph_replays_with_other_counts(dtype):
+    a, b = operand((4, 200, 544), E4M3, 1, "cuda"), folded(operand((4, 208, 544), E4M3, 2, "cuda"), 128)
+    for state, exact in ((1, False), (0, True)):
+        x = folded(a, state)
+        counts, out = torch.tensor([5, 0, 200, 64], dtype=dtype, device="cuda"), poisoned((4, 200, 208), device="cuda")
+        mx.grouped_mm(x, b, counts=counts, expected_m=64, out=out, exact=exact)  # loads the kernels
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            mx.grouped_mm(x, b, counts=counts, expected_m=64, out=out, exact=exact)
+        for used in ([0, 0, 0, 0], [200] * 4, [1, 200, 0, 65], [64, 128, 129, 1]):
+            counts.copy_(torch.tensor(used))
+            out.copy_(poisoned(out.shape, device="cuda"))
+            graph.replay()
+            bounds.check_product(out, x, b, None, counts=used, exact=exact)
+            for g, count in enumerate(used):
+                assert is_poisoned(out[g, count:])
 
 
 @pytest.mark.parametrize("offs_dtype", [torch.int32, torch.int64], ids=str)
