@@ -1,4 +1,4 @@
-"""The cost model: pure, deterministic, never a kernel that cannot be, and sane where the right answer is plain."""
+"""The cost model, without a tuned table: pure, deterministic, only valid kernels, sane where the answer is plain."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import fields
 from itertools import product
 
 import pytest
+import tuned_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,14 @@ SCALES = [(128, 128), (128, 1), (32, 1)]
 dimensions = st.tuples(
     st.integers(0, 70000), st.integers(1, 1000).map(lambda n: 16 * n), st.integers(1, 500).map(lambda k: 32 * k)
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_table(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        tuned_tables.use(patch, tmp_path_factory.mktemp("tuned"))
+        yield
+    tuned_tables.forget()
 
 
 def stacked(m, n, k, groups, *, split=True, **facts):
