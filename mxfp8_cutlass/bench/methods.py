@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -12,6 +13,7 @@ from mxfp8_cutlass.bench.workloads import Workload
 from mxfp8_cutlass.generator.tile_config import TileConfig
 from mxfp8_cutlass.grouped_mm import grouped_mm
 from mxfp8_cutlass.mxfp8_tensor import BLOCK, RUN, TILE_ROWS, MXFP8Tensor
+from mxfp8_cutlass.quantize import quantize
 from mxfp8_cutlass.select import select_stacked
 
 ROW_TOLERANCE = 6e-3
@@ -48,14 +50,22 @@ class Method:
 def kernel_of(workload: Workload, *, exact: bool) -> TileConfig:
     """The kernel that grouped_mm picks on Hopper."""
     promotion, rows = (BLOCK, 1) if exact else (RUN, TILE_ROWS)
-    w = workload
-    return select_stacked(w.m, w.n, w.k, w.groups, "90a", promotion, rows, "e4m3", "e4m3", "bf16", split=True)
+    w, masked = workload, workload.kind == "masked"
+    m = w.expected_m if masked else w.m
+    return select_stacked(m, w.n, w.k, w.groups, "90a", promotion, rows, "e4m3", "e4m3", "bf16", split=not masked)
 
 
 def result_buffer(x: Operands, rows: int | None = None) -> torch.Tensor:
     """A result of NaN: what a method fails to write cannot look right."""
     shape = (x.workload.m if rows is None else rows, x.workload.n)
     return torch.full(shape, torch.nan, dtype=torch.bfloat16, device=x.x.device)
+
+
+def places(x: Operands, rooms: list[int]) -> tuple[torch.Tensor, int]:
+    """Where each row goes if each group gets its room, and the number of rows with the padding."""
+    starts = [0, *accumulate(rooms)]
+    parts = [torch.arange(start, start + size) for start, size in zip(starts, x.sizes, strict=False)]
+    return torch.cat(parts).to(x.x.device), starts[-1]
 
 
 def folded(x: Operands) -> Method:
@@ -74,12 +84,36 @@ def fold_activations(x: Operands) -> Method:
 
 
 def _ours(x: Operands, a: MXFP8Tensor, b: MXFP8Tensor, *, exact: bool) -> Method:
-    out = result_buffer(x)
     a_values = a if exact else x.xf
+    place = None
+    if x.workload.kind == "masked":
+        groups, room = len(x.sizes), x.workload.room
+        place, end = places(x, [room] * groups)
+        out = result_buffer(x, end)
+        stacked, counts = _in_rooms(x, a, place, room), torch.tensor(x.sizes, dtype=torch.int32, device=x.x.device)
+
+        def run() -> torch.Tensor:
+            rooms = out.view(groups, room, -1)
+            grouped_mm(stacked, b, counts=counts, expected_m=x.workload.expected_m, out=rooms, exact=exact)
+            return out
+    else:
+        out = result_buffer(x)
+
+        def run() -> torch.Tensor:
+            return grouped_mm(a, b, x.offs, out=out, exact=exact)
+
     return Method(
-        run=lambda: grouped_mm(a, b, x.offs, out=out, exact=exact),
+        run=run,
         a=lambda rows: values(a_values, rows),
         b=lambda group: expert_values(b, group),
+        place=place,
         out=out,
         kernel=kernel_of(x.workload, exact=exact).name,
     )
+
+
+def _in_rooms(x: Operands, a: MXFP8Tensor, place: torch.Tensor, room: int) -> MXFP8Tensor:
+    """The rows of a 2D tensor in the masked layout, folded if they were; NaN between them: nothing may come of it."""
+    rooms = torch.full((len(x.sizes) * room, a.K), torch.nan, dtype=x.x.dtype, device=x.x.device)
+    rooms[place] = x.x
+    return quantize(rooms.view(len(x.sizes), room, a.K), fold=bool(a.folded))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from itertools import pairwise
 from types import ModuleType
 
 import torch
@@ -15,6 +14,7 @@ from mxfp8_cutlass.bench.methods import (
     exact,
     fold_activations,
     folded,
+    places,
     result_buffer,
 )
 from mxfp8_cutlass.bench.operands import Operands, expert_values, values
@@ -29,8 +29,6 @@ FAST_TOLERANCE = 1e-1
 E4M3_MAX = 448.0
 DEEP_GEMM_ROWS = 128
 """Rows to which DeepGEMM's contiguous layout pads each group, unless the module asks for others."""
-MASKED_ROWS = 64
-"""Rows to which its masked layout is padded here."""
 
 
 def torch_bf16(x: Operands) -> Method:
@@ -109,7 +107,7 @@ def _deep_gemm_contiguous(
     product = _function(module, "m_grouped_fp8_fp4_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_contiguous")
     align = int(getattr(module, "get_mk_alignment_for_contiguous_layout", lambda: DEEP_GEMM_ROWS)())
     padded = [-(-size // align) * align for size in x.sizes]
-    place, end = _places(x, padded)
+    place, end = places(x, padded)
     groups = torch.repeat_interleave(
         torch.arange(len(padded), dtype=torch.int32, device=x.x.device), torch.tensor(padded, device=x.x.device)
     )
@@ -127,17 +125,16 @@ def _deep_gemm_masked(
     module: ModuleType, x: Operands, scale_a: torch.Tensor, b: tuple[torch.Tensor, torch.Tensor]
 ) -> Method:
     product = _function(module, "m_grouped_fp8_fp4_gemm_nt_masked", "m_grouped_fp8_gemm_nt_masked")
-    groups, room = len(x.sizes), -(-max(x.sizes) // MASKED_ROWS) * MASKED_ROWS
-    place, end = _places(x, [room] * groups)
+    groups, room = len(x.sizes), x.workload.room
+    place, end = places(x, [room] * groups)
     data = _scattered(x.xf.data, place, end).view(groups, room, -1)
     a = (data, _tma_layout(_scattered(scale_a, place, end).view(groups, room, -1)))
     out = result_buffer(x, end)
     stacked = out.view(groups, room, -1)
     counts = torch.tensor(x.sizes, dtype=torch.int32, device=x.x.device)
-    expected = -(-x.workload.m // groups)
 
     def run() -> torch.Tensor:
-        product(a, b, stacked, counts, expected, disable_ue8m0_cast=True)
+        product(a, b, stacked, counts, x.workload.expected_m, disable_ue8m0_cast=True)
         return out
 
     return _deep_gemm_method(x, run, out, place)
@@ -157,15 +154,6 @@ def _deep_gemm_method(x: Operands, run: Callable[[], torch.Tensor], out: torch.T
 def _powers(byte: torch.Tensor) -> torch.Tensor:
     """2**(byte - 127) in float32: the byte is the exponent. 0 becomes 0; Gaussian operands have none."""
     return (byte.int() << 23).view(torch.float32)
-
-
-def _places(x: Operands, rooms: list[int]) -> tuple[torch.Tensor, int]:
-    """Where each row goes if each group gets its room, and the number of rows with the padding."""
-    starts = [0]
-    for room in rooms:
-        starts.append(starts[-1] + room)
-    parts = [torch.arange(start, start + size) for (start, _), size in zip(pairwise(starts), x.sizes, strict=True)]
-    return torch.cat(parts).to(x.x.device), starts[-1]
 
 
 def _scattered(x: torch.Tensor, place: torch.Tensor, rows: int) -> torch.Tensor:
@@ -204,7 +192,7 @@ METHODS: dict[str, Callable[[Operands], Method]] = {
 """Every method by its name in tables, this package's first."""
 
 LABELS = {
-    "folded": "`grouped_mm`, both operands folded beforehand",
+    "folded": "`grouped_mm`, both operands folded beforehand; for decode in the masked layout, with counts",
     "exact": "`grouped_mm(exact=True)` of compact operands",
     "fold activations": "`grouped_mm` of compact activations, folded within the call; weights folded beforehand",
     "DeepGEMM": (

@@ -6,6 +6,9 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
+MASKED_ROWS = 64
+"""Rows to which rooms of the masked layout are padded: DeepGEMM asks for its tiles' multiples."""
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -18,7 +21,7 @@ class Workload:
     n: int
     k: int
     kind: Literal["contiguous", "masked"] = "contiguous"
-    """Which of DeepGEMM's layouts suits it: rows one after the other, or a fixed room per group (decode)."""
+    """The layout of A and the result: rows one after the other, or a fixed room per group (decode)."""
     split: Literal["even", "zipf"] = "even"
 
     @property
@@ -28,6 +31,16 @@ class Workload:
             return zipf_sizes(self.groups, self.m)
         quotient, rest = divmod(self.m, self.groups)
         return tuple(quotient + (group < rest) for group in range(self.groups))
+
+    @property
+    def room(self) -> int:
+        """Rows of a group's room in the masked layout."""
+        return -(-max(self.sizes) // MASKED_ROWS) * MASKED_ROWS
+
+    @property
+    def expected_m(self) -> int:
+        """Rows that a group has on average: what decode knows beforehand."""
+        return -(-self.m // self.groups)
 
     @property
     def flops(self) -> float:
