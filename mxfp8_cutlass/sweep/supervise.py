@@ -22,7 +22,7 @@ INTERRUPTED = 130
 
 
 class Bar:
-    """A bar on the terminal; where there is none, a line for each step."""
+    """A bar on the terminal; where there is none, one line at the end."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

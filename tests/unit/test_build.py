@@ -121,7 +121,8 @@ def test_generate_writes_what_the_runtime_compiles(tmp_path):
 def test_explain_ranks_kernels():
     status, output = build("explain", "--target", "90a", "--top", "3", "4096x2048x1024", "0x2048x1024", "17x2048x1024")
     assert status == 0, output
-    assert output.count("sm90_mxfp8_grouped_gemm_") == 3
+    assert output.count("│ sm90_mxfp8_grouped_gemm_") == 3
+    assert "picked by the " in output
 
 
 @pytest.mark.parametrize(
