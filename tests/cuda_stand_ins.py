@@ -50,13 +50,10 @@ class NotedKernel:
 def install(monkeypatch) -> list:
     """Let grouped_mm run on such tensors; returns the list of launches."""
     launches: list = []
-    empty = torch.empty
-
-    def empty_on_cuda(*shape, device=None, **options):
-        made = empty(*shape, **options)
-        return made if device is None else on_cuda(made)
-
-    monkeypatch.setattr(torch, "empty", empty_on_cuda)
+    empty_strided = torch.empty_strided
+    monkeypatch.setattr(
+        torch, "empty_strided", lambda *layout, dtype, device: on_cuda(empty_strided(*layout, dtype=dtype))
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
     monkeypatch.setattr(launch, "load", lambda config, device: NotedKernel(config, launches))
