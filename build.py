@@ -183,6 +183,7 @@ def sweep(
     workload: Annotated[list[str] | None, typer.Option(help="a workload of bench; all if no problem is given")] = None,
     problems: Annotated[list[str] | None, typer.Option(help='a list in one launch: "M,N,K;M,N,K"')] = None,
     stacked: Annotated[list[str] | None, typer.Option(help='"G,M,N,K": M rows in all, cut evenly by offs')] = None,
+    masked: Annotated[list[str] | None, typer.Option(help="the same in rooms, with counts (decode)")] = None,
     promotion_k: Annotated[int, typer.Option(help="128 (folded) or 32 (exact)")] = 128,
     sfb_rows: Annotated[int, typer.Option(help="128 (weights in tiles) or 1")] = 128,
     element_a: Annotated[str, typer.Option(help="e4m3 or e5m2")] = "e4m3",
@@ -209,7 +210,7 @@ def sweep(
             found = command.merged(merge, path)
         else:
             facts = make_facts(promotion_k, sfb_rows, element_a, element_b, output)
-            chosen = command.problems(workload, problems, stacked, facts)[index - 1 :: parts]
+            chosen = command.problems(workload, problems, stacked, masked, facts)[index - 1 :: parts]
             device = _hopper("sweep")
             limit = None if every else keep
             plan = run.Plan(tuple(chosen), facts, keep=limit, launches=launches, rounds=rounds, jobs=jobs)

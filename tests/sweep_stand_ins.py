@@ -12,6 +12,7 @@ from mxfp8_cutlass.sweep.run import Plan
 
 FACTS = make_facts(128, 128, "e4m3", "e4m3", "bf16")
 STACKED = parse_stacked("3,48,32,160")
+MASKED = parse_stacked("3,46,32,160", masked=True)
 LIST = parse_list("5,32,128;0,16,64;9,48,96")
 
 

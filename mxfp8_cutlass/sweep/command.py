@@ -16,7 +16,11 @@ from mxfp8_cutlass.tuned import table as tuned
 
 
 def problems(
-    names: Sequence[str] | None, lists: Sequence[str] | None, stacked: Sequence[str] | None, facts: Facts
+    names: Sequence[str] | None,
+    lists: Sequence[str] | None,
+    stacked: Sequence[str] | None,
+    masked: Sequence[str] | None,
+    facts: Facts,
 ) -> list[Problem]:
     """What the options ask for, each once; all of bench's workloads, if they ask for nothing.
 
@@ -27,9 +31,10 @@ def problems(
     for name in names or ():
         if name not in known:
             raise ValueError(f"--workload {name!r} must be one of: {', '.join(known)}")
-    chosen = [known[name] for name in names or (() if lists or stacked else known)]
+    chosen = [known[name] for name in names or (() if lists or stacked or masked else known)]
     chosen += [parse_list(text) for text in lists or ()]
     chosen += [parse_stacked(text) for text in stacked or ()]
+    chosen += [parse_stacked(text, masked=True) for text in masked or ()]
     for problem in chosen:
         problem.ranked("90a", facts)
     return list({problem.key: problem for problem in chosen}.values())

@@ -81,7 +81,7 @@ class Outcome:
 class Pending:
     """What runs right now. If a file has it, a process ended there."""
 
-    split: bool
+    layout: str
     problem: str
     config: str
 
@@ -114,7 +114,7 @@ class Sweep:
             return
         for outcome in self.outcomes:
             record = outcome.records.get(self.pending.config)
-            if record is not None and outcome.problem.key == (self.pending.split, self.pending.problem):
+            if record is not None and outcome.problem.key == (self.pending.layout, self.pending.problem):
                 record.crashes += 1
                 if record.crashes >= ATTEMPTS:
                     record.error = f"the process ended {record.crashes} times while it ran"
@@ -126,7 +126,7 @@ class Sweep:
         for row, outcome in zip(found["outcomes"], self.outcomes, strict=True):
             row["problem"] = {
                 "name": outcome.problem.name,
-                "split": outcome.problem.split,
+                "layout": outcome.problem.layout,
                 "sizes": outcome.problem.text,
             }
             for name, record in outcome.records.items():
@@ -157,7 +157,7 @@ def load(path: Path) -> Sweep:
 def _outcome(row: dict[str, Any]) -> Outcome:
     problem, records = row.pop("problem"), row.pop("records")
     return Outcome(
-        parse_text(problem["name"], problem["sizes"], split=problem["split"]),
+        parse_text(problem["name"], problem["sizes"], problem["layout"]),
         records={name: Record(**record) for name, record in records.items()},
         **row,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
-from sweep_stand_ins import FACTS, LIST, STACKED, Kernels, Steps, plan
+from sweep_stand_ins import FACTS, LIST, MASKED, STACKED, Kernels, Steps, plan
 
 from mxfp8_cutlass.bench.workloads import WORKLOADS
 from mxfp8_cutlass.generator.config_space import sm90_configs
@@ -65,8 +66,8 @@ def test_each_kernel_that_fits_is_checked_then_timed_in_turns(path, kernels):
     "facts", [FACTS, make_facts(32, 1, "e5m2", "e4m3", "fp32"), make_facts(128, 1, "e4m3", "e5m2", "fp16")]
 )
 def test_lists_and_other_facts(path, kernels, facts):
-    found = sweep(path, kernels, plan(STACKED, LIST, facts=facts, rounds=1))
-    assert [outcome.is_complete(2) for outcome in found.outcomes] == [True, True]
+    found = sweep(path, kernels, plan(STACKED, LIST, MASKED, facts=facts, rounds=1))
+    assert [outcome.is_complete(2) for outcome in found.outcomes] == [True] * 3
     assert not report.failures(found)
 
 
@@ -152,6 +153,13 @@ def test_kernels_that_fail_are_recorded_reported_and_left_out(path, kernels, cap
     kernels.calls.clear()
     sweep(path, kernels)
     assert kernels.calls == []
+
+
+def test_rows_of_no_group_are_not_to_be_written(path, kernels):
+    name = names(MASKED)[0]
+    kernels.faults = {name: lambda keywords: keywords["out"].fill_(0.0)}
+    found = sweep(path, kernels, plan(MASKED))
+    assert "elements of no group were written" in found.outcomes[0].failures()[name]
 
 
 def test_a_lost_device_ends_the_process_and_the_next_one_goes_on(path, kernels):
@@ -260,18 +268,22 @@ def test_problems():
     stacked = parse_stacked("8,16384,14336,4096")
     assert stacked.text == "8*2048x14336x4096"
     assert stacked.key == workloads()["mixtral-8x7b fc1"].key
-    for problem in (stacked, LIST, STACKED, workloads()["qwen3 skewed"]):
-        again = parse_text(problem.name, problem.text, split=problem.split)
+    for problem in (stacked, LIST, STACKED, MASKED, workloads()["qwen3 skewed"]):
+        again = parse_text(problem.name, problem.text, problem.layout)
         assert again == problem
         assert again.shape == problem.shape
     assert LIST.shape is None
     assert parse_list("5,32,128;0,16,64;9,32,128").shape == parse_stacked("2,14,32,128").shape
-    every = command.problems(None, None, None, FACTS)
+    assert MASKED.shape == replace(STACKED.shape, m=48)
+    assert workloads()["dsv3 decode"] == replace(parse_stacked("32,2048,4096,7168", masked=True), name="dsv3 decode")
+    assert workloads()["dsv3 decode"].shape.m == 2048
+    every = command.problems(None, None, None, None, FACTS)
     assert [problem.name for problem in every] == list(workloads())
-    assert command.problems(["dsv3 decode"], ["1,16,32"], ["1,1,16,32", "1,1,16,32"], FACTS) == [
+    assert command.problems(["dsv3 decode"], ["1,16,32"], ["1,1,16,32", "1,1,16,32"], ["1,1,16,32"], FACTS) == [
         workloads()["dsv3 decode"],
         parse_list("1,16,32"),
         parse_stacked("1,1,16,32"),
+        parse_stacked("1,1,16,32", masked=True),
     ]
 
 
@@ -285,7 +297,8 @@ def test_problems():
         (parse_stacked, "8,16,32", "must be G,M,N,K"),
         (parse_stacked, "0,1,16,32", "G must be positive"),
         (parse_stacked, "2,0,16,32", "no group has rows"),
-        (lambda text: parse_text("", text, split=False), "3*1x16", "must be MxNxK"),
+        (lambda text: parse_text("", text, "list"), "3*1x16", "must be MxNxK"),
+        (lambda text: parse_text("", text, "heap"), "1x16x32", "layout 'heap' must be one of"),
     ],
 )
 def test_texts_that_are_no_problems(parse, text, message):
@@ -311,7 +324,8 @@ def test_two_kernels_on_the_gpu(path, monkeypatch):
     every = run.candidates
     monkeypatch.setattr(run, "candidates", lambda p, problem: (every(p, problem)[0][:2], every(p, problem)[1]))
     device, steps = torch.device("cuda", torch.cuda.current_device()), Steps()
-    problems = (parse_stacked("4,512,256,512"), parse_list("100,256,512;0,256,512;17,128,96"))
+    masked = parse_stacked("4,40,128,256", masked=True)
+    problems = (parse_stacked("4,512,256,512"), masked, parse_list("100,256,512;0,256,512;17,128,96"))
     found = run.run(plan(*problems, jobs=4), path, device, steps)
     assert report.failures(found) == []
     for outcome in found.outcomes:

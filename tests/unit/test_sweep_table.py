@@ -131,7 +131,7 @@ def test_a_file_that_is_no_table_is_an_error(tmp_path):
 
 def test_apply_takes_the_best_for_all_problems_that_look_alike(use, tmp_path):
     even = parse_stacked("2,64,32,128")
-    skewed = Problem("skewed", ((60, 32, 128), (4, 32, 128)), split=True)
+    skewed = Problem("skewed", ((60, 32, 128), (4, 32, 128)), "split")
     a, names = result(even, {0: 10.0, 1: 11.0, 2: 30.0}, _3="RuntimeError: x")
     b, _ = result(skewed, {0: 40.0, 1: 20.0, 2: 25.0})
     mixed, _ = result(LIST, {0: 1.0})
