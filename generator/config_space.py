@@ -27,8 +27,16 @@ SM90_SCALES = [
     # (promotion_k, sfb_rows)
     (128, 128),  # weights in tile form: one multiply-add per element
     (128, 1),  # both operands folded along K alone
-    (32, 1),  # exact
 ]
+SM90_EXACT_TILES = [
+    (64, 64, 1, 1),
+    (64, 128, 1, 1),
+    (128, 128, 1, 1),
+    (128, 192, 1, 1),
+    (256, 128, 1, 1),  # tall: wgmma reads B from shared memory, which limits this kernel
+    (256, 128, 2, 1),
+]
+SM90_EXACT_SCALES = (32, 1)
 
 
 def with_most_stages(config: TileConfig) -> TileConfig:
@@ -39,7 +47,8 @@ def with_most_stages(config: TileConfig) -> TileConfig:
 
 
 def _sm90_configs() -> Iterator[TileConfig]:
-    for tile, scales, a, b, out in product(SM90_TILES, SM90_SCALES, CUTLASS_ELEMENT, CUTLASS_ELEMENT, CUDA_OUTPUT):
+    kinds = [*product(SM90_TILES, SM90_SCALES), *product(SM90_EXACT_TILES, [SM90_EXACT_SCALES])]
+    for (tile, scales), a, b, out in product(kinds, CUTLASS_ELEMENT, CUTLASS_ELEMENT, CUDA_OUTPUT):
         config = TileConfig("90a", *tile, 2, *scales, a, b, out)
         if config.check() is None:
             yield with_most_stages(config)

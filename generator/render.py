@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -13,8 +13,9 @@ from mxfp8_cutlass.templates import TEMPLATES
 class KernelConfig(Protocol):
     """What every kernel's config has, GEMM and elementwise alike. Configs are frozen dataclasses, equal by fields."""
 
-    template: ClassVar[str]
-    """The template's file name, for instance ``"quantize.cu.j2"``."""
+    @property
+    def template(self) -> str:
+        """The template's file name, for instance ``"quantize.cu.j2"``."""
 
     @property
     def target_sm(self) -> str:

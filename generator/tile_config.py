@@ -21,6 +21,12 @@ CONSUMER_REGISTERS = 224
 WORKING_REGISTERS = 32
 """Registers that a consumer needs beside its accumulators: addresses, scales, loop state (measured)."""
 
+EXACT_CONSUMER_REGISTERS = 200
+"""The same in an exact kernel of 512 threads: 128 each at launch, less 40 for producers and 72 for converters."""
+
+EXACT_WORKING_REGISTERS = 72
+"""The same for an exact kernel: also A's fragments as BF16, twice (32), and as FP8 (8)."""
+
 
 @dataclass(frozen=True, order=True)
 class TileConfig:
@@ -39,7 +45,8 @@ class TileConfig:
     stages: int
     """Shared-memory stages of 128 K each in flight."""
     promotion_k: int
-    """K between promotions to FP32: 128 (folded operands) or 32 (any MXFP8 operands, exact)."""
+    """K that one scale may hold for: 128 (folded operands; partial sums are promoted to FP32 as often) or 32 (any MXFP8
+    operands, exact: elements become BF16, scaled, and nothing is promoted)."""
     sfb_rows: int
     """Rows of B that share a scale: 1, or 128 (the tile form of fold(rows=128))."""
     element_a: str
@@ -49,7 +56,6 @@ class TileConfig:
     out: str
     """Output type, "bf16", "fp16" or "fp32"."""
 
-    template: ClassVar[str] = "sm90_grouped_gemm.cu.j2"
     tile_k: ClassVar[int] = 128
 
     @property
@@ -62,14 +68,24 @@ class TileConfig:
         )
 
     @property
+    def exact(self) -> bool:
+        """Whether elements are multiplied as BF16: another kernel (sm90_exact_gemm.cuh)."""
+        return self.promotion_k == 32
+
+    @property
+    def template(self) -> str:
+        """The template's file name."""
+        return "sm90_exact_grouped_gemm.cu.j2" if self.exact else "sm90_grouped_gemm.cu.j2"
+
+    @property
     def consumers(self) -> int:
         """Warp groups that multiply."""
-        return self.tile_m // 64
+        return min(self.tile_m // 64, 2)
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: one producer warp group and the consumers."""
-        return 128 * (1 + self.consumers)
+        """Threads of a CTA: the producers' warp group, the one that converts B (exact), the consumers."""
+        return 128 * (1 + self.exact + self.consumers)
 
     @property
     def cluster_size(self) -> int:
@@ -78,14 +94,31 @@ class TileConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of one stage: FP8 tiles, FP32 scales, uniform scales, flags, two barriers."""
+        """Shared memory of one stage: FP8 tiles, FP32 scales, uniform scales, flags, two barriers.
+
+        Exact: FP8 tiles, a word of scale bytes per row, flags, two barriers.
+        """
         rows = self.tile_m + self.tile_n
+        if self.exact:
+            return rows * self.tile_k + 4 * rows + 4 + 16
         return rows * self.tile_k + 4 * rows * (self.tile_k // self.promotion_k) + 16 + 4 + 16
+
+    @property
+    def converted_halves(self) -> int:
+        """Halves of stages (64 of K) of B as BF16 in flight; exact kernels only."""
+        if not self.exact:
+            return 0
+        return 4 if self.tile_n <= 128 else 3
+
+    @property
+    def converted_bytes(self) -> int:
+        """Shared memory of all halves of converted B, two barriers each."""
+        return self.converted_halves * (self.tile_n * self.tile_k + 16)
 
     @property
     def table_offset(self) -> int:
         """Bytes of the kernel's struct of shared memory, up to its alignment; the table of groups lies behind it."""
-        return -(-self.stages * self.stage_bytes // 1024) * 1024
+        return -(-(self.stages * self.stage_bytes + self.converted_bytes) // 1024) * 1024
 
     @property
     def shared_memory(self) -> int:
@@ -94,8 +127,8 @@ class TileConfig:
 
     @property
     def accumulator_registers(self) -> int:
-        """Partial and promoted sums of a consumer thread: 64 x tile_n over 128 threads, twice."""
-        return self.tile_n
+        """Sums of a consumer thread: 64 x tile_n over 128 threads, partial and promoted; exact: of each 64 rows."""
+        return self.tile_n // 2 * (self.tile_m // (64 * self.consumers)) if self.exact else self.tile_n
 
     @property
     def cutlass_a(self) -> str:
@@ -129,19 +162,17 @@ class TileConfig:
             return (
                 "sfb_rows=128 with promotion_k=32: the tile form is folded, so nothing is gained by promoting every 32"
             )
-        if self.promotion_k == 32 and self.tile_n > 128:
-            return f"tile_n={self.tile_n} with promotion_k=32: unrolled four times, its promotion spills registers"
-        if self.tile_m not in (64, 128):
+        if self.tile_m not in ((64, 128, 256) if self.exact else (64, 128)):
             return f"tile_m={self.tile_m}: wgmma takes 64 rows, and registers feed two consumer warp groups at most"
         if self.tile_n % 64 or not 64 <= self.tile_n <= 256:
             return (
                 f"tile_n={self.tile_n}: a multiple of 64 (columns that share a tile's scale) up to 256 (TMA box, wgmma)"
             )
-        if self.accumulator_registers + WORKING_REGISTERS > CONSUMER_REGISTERS:
+        working = EXACT_WORKING_REGISTERS if self.exact else WORKING_REGISTERS
+        registers = EXACT_CONSUMER_REGISTERS if self.exact else CONSUMER_REGISTERS
+        if self.accumulator_registers + working > registers:
             accumulators = self.accumulator_registers
-            return (
-                f"tile_n={self.tile_n}: {accumulators} accumulators a thread leave under {WORKING_REGISTERS} registers"
-            )
+            return f"tile_n={self.tile_n}: {accumulators} accumulators a thread leave under {working} registers"
         if self.cluster_m < 1 or self.cluster_n < 1 or self.cluster_size > 2:
             return (
                 f"cluster {self.cluster_m}x{self.cluster_n}: 132 SMs divide into clusters of 1 or 2 without idle ones"

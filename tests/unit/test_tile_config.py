@@ -68,7 +68,8 @@ def test_every_field_but_the_target_is_in_the_name():
         ({"promotion_k": 64}, "promotion_k=64"),
         ({"sfb_rows": 64}, "sfb_rows=64"),
         ({"promotion_k": 32}, "sfb_rows=128 with promotion_k=32"),
-        ({"promotion_k": 32, "sfb_rows": 1, "tile_n": 192}, "tile_n=192 with promotion_k=32"),
+        ({"promotion_k": 32, "sfb_rows": 1, "tile_m": 256, "tile_n": 192}, "192 accumulators"),
+        ({"tile_m": 256}, "tile_m=256"),
         ({"tile_m": 192}, "tile_m=192"),
         ({"tile_m": 32}, "tile_m=32"),
         ({"tile_n": 96}, "tile_n=96"),
@@ -105,7 +106,7 @@ def test_resources():
         assert config.shared_memory <= SHARED_MEMORY_LIMIT["90a"]
         assert config.shared_memory == config.table_offset + GROUP_ENTRY_BYTES * (MAX_GROUPS + 1)
         assert config.table_offset >= config.stages * (config.tile_m + config.tile_n) * config.tile_k
-        assert config.threads == 128 + 2 * config.tile_m
+        assert config.threads == 128 * (1 + config.exact) + min(2 * config.tile_m, 256)
         assert config.cluster_size in (1, 2)
 
 

@@ -20,7 +20,7 @@ struct Problem {
   TensorMap map_a;           // (batch, M, K), box (1, TileM / ClusterN, 128), 128-byte swizzle
   TensorMap map_b;           // (batch, N, K), box (1, TileN / ClusterM, 128), 128-byte swizzle
   const uint8_t* sfa;        // (batch, ceil(K / PromotionK), M) E8M0, so that the scales of a stage lie together
-  const uint8_t* sfb;        // (batch, ceil(K / PromotionK), N)
+  const uint8_t* sfb;        // (batch, ceil(K / PromotionK), N); exact kernels take compact scales, (batch, M or N, K / 32)
   const uint8_t* sfb_tiles;  // (batch, ceil(N / 128), ceil(K / 128)), 255 = "no single scale: see the rows' in sfb"
   void* out;                 // (batch, M, N)
   const void* bias;          // (batch, N) in the output's type, or null
