@@ -72,9 +72,10 @@ def grouped_mm(
         plan = None
     if plan is None:
         plan = _plan(a, b, offs, counts, bias, out, out_dtype, config, expected_m, accumulate=accumulate, exact=exact)
-        if len(_PLANS) >= MAX_PLANS:
-            _PLANS.clear()
-        _PLANS[traits] = plan
+        if plan.on_cuda:
+            if len(_PLANS) >= MAX_PLANS:
+                _PLANS.clear()
+            _PLANS[traits] = plan
     launch = plan.launch
     if check_values := env.check():
         checks.check_rows(a, offs, counts)
@@ -115,21 +116,21 @@ class _Plan(NamedTuple):
 
 
 _PLANS: dict[tuple[object, ...], _Plan] = {}
-"""By the traits of valid arguments."""
+"""By the traits of valid arguments on CUDA."""
 
 MAX_PLANS = 4096
 """Where each call has another number of rows, plans are forgotten, all at once, rather than kept for good."""
 
 
 def _traits(x: object) -> object:
-    """All that _plan may ask of an argument: not where it lies, nor what it holds."""
+    """All that _plan may ask of an argument on CUDA: not where it lies, nor what it holds. Others have device -1."""
     if x is None:
         return None
     if isinstance(x, MXFP8Tensor):
         data = x.data
-        return data.shape, data.dtype, data.device, x.folded
+        return data.shape, data.dtype, data.get_device(), x.folded
     if isinstance(x, torch.Tensor):
-        return x.shape, x.dtype, x.device, x.is_contiguous()
+        return x.shape, x.dtype, x.get_device(), x.is_contiguous()
     return type(x)
 
 

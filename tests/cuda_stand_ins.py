@@ -23,6 +23,9 @@ class CudaTensor(torch.Tensor):
     is_cuda = True
     device = DEVICE
 
+    def get_device(self):
+        return DEVICE.index
+
 
 def on_cuda(x):
     """A tensor or an MXFP8Tensor with its memory where it is."""
