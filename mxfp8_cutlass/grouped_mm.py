@@ -112,7 +112,7 @@ class _Plan(NamedTuple):
     launch: StackedLaunch | None = None
     """None: on the CPU, or if there are no rows."""
     ready: bool = False
-    """Whether the operands are as the kernel reads them, so that nothing runs before it."""
+    """Whether the operands' elements are as the kernel reads them: nothing is to be folded."""
 
 
 _PLANS: dict[tuple[object, ...], _Plan] = {}
@@ -188,5 +188,5 @@ def _plan(
         index_is_int64=index is not None and index.dtype == torch.int64,
         accumulate=accumulate,
     )
-    ready = config.promotion_k == RUN and a.folded > 0 and b.folded >= config.sfb_rows
+    ready = config.promotion_k < RUN or (a.folded > 0 and b.folded >= config.sfb_rows)
     return _Plan(shape, strides, dtype, on_cuda, launch, ready)

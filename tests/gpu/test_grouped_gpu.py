@@ -125,6 +125,18 @@ def test_threads_that_call_at_once(problem):
         assert all(pool.map(calls, range(16)))
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+def test_devices_that_are_not_the_current_one(problem):
+    a, b, options = problem
+    offs = offsets(SIZES, "cuda")
+    expected = mx.grouped_mm(a, b, offs, **options)[:712].view(torch.int16).cpu()
+    for index in (1, 0, 1):
+        where = f"cuda:{index}"
+        out = mx.grouped_mm(a.to(where), b.to(where), offs.to(where), **options)
+        assert out.device == torch.device(where)
+        assert torch.equal(out[:712].view(torch.int16).cpu(), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
 def test_graph_replays_with_other_counts(dtype):
     a, b = operand((4, 200, 544), E4M3, 1, "cuda"), folded(operand((4, 208, 544), E4M3, 2, "cuda"), 128)
