@@ -35,6 +35,7 @@ SM90_EXACT_TILES = [
     (128, 192, 1, 1),
     (256, 128, 1, 1),  # tall: wgmma reads B from shared memory, which limits this kernel
     (256, 128, 2, 1),
+    (256, 128, 1, 2),
 ]
 SM90_EXACT_SCALES = (32, 1)
 

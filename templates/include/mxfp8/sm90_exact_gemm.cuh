@@ -42,10 +42,11 @@ struct Sm90ExactGemm {
   static constexpr int kBlocks = TileM / kBlockRows;      // of such rows: a consumer has 64 of each
   static constexpr int kThreads = 128 * (2 + kConsumers);
   static constexpr int kCluster = ClusterM * ClusterN;
-  static constexpr int kSteps = kBlocks == 2 ? 2 : 4;     // of 16 of K that a consumer converts and then multiplies
+  static constexpr bool kManySums = kBlocks * TileN > 192;  // over 96 a thread
+  static constexpr int kSteps = kManySums ? 2 : 4;        // of 16 of K that a consumer converts and then multiplies
   static constexpr int kGroups = 4 / kSteps;              // of them in half a stage
   // Registers of a thread: 512 get 128 each at launch, and what the others give back, the consumers take. 384 get enough.
-  static constexpr int kProducerRegisters = kBlocks == 2 ? 40 : 48, kConverterRegisters = kBlocks == 2 ? 72 : 96;
+  static constexpr int kProducerRegisters = kManySums ? 40 : 48, kConverterRegisters = kManySums ? 72 : 96;
   static constexpr int kConsumerRegisters = (512 - kProducerRegisters - kConverterRegisters) / 2;
   static constexpr int kLoaderThreads = 96;
   static constexpr unsigned kFullArrivals = 1 + kLoaderThreads / 32;
