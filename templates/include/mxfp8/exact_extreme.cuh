@@ -39,25 +39,30 @@ __device__ __forceinline__ void multiply_extreme(float (&sum)[TileN / 2], const 
   const int group = threadIdx.x % 32 / 4, quad_lane = threadIdx.x % 4;
 #pragma unroll 1
   for (int block = 0; block < 4; ++block) {
-    const int byte0 = scales_a[row] >> (8 * block) & 0xFF, byte1 = scales_a[row + 8] >> (8 * block) & 0xFF;
+    const int byte0 = scales_a[scale_place(row)] >> (8 * block) & 0xFF;
+    const int byte1 = scales_a[scale_place(row + 8)] >> (8 * block) & 0xFF;
     u32 fragment_a[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       fragment_a[i] = word_at(a, swizzled(row + 8 * (i % 2), 2 * block + i / 2) + 4 * quad_lane);
-#pragma unroll
+#pragma unroll 1
     for (int j = 0; j < TileN / 8; ++j) {
       u32 fragment_b[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) fragment_b[i] = word_at(b, swizzled(8 * j + group, 2 * block + i) + 4 * quad_lane);
-      float partial[4];
-      multiply_16x8x32<FormatA, FormatB>(partial, fragment_a, fragment_b);
+      float four[4];
+      multiply_16x8x32<FormatA, FormatB>(four, fragment_a, fragment_b);
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const int byte = scales_b[8 * j + 2 * quad_lane + c] >> (8 * block) & 0xFF;
-        sum[4 * j + c] = add_scaled(sum[4 * j + c], partial[c], byte0, byte);
-        sum[4 * j + 2 + c] = add_scaled(sum[4 * j + 2 + c], partial[2 + c], byte1, byte);
+        four[c] = add_scaled(sum[c], four[c], byte0, byte);
+        four[2 + c] = add_scaled(sum[2 + c], four[2 + c], byte1, byte);
       }
-      asm volatile("" ::: "memory");  // one after the other, so that few registers are needed
+      // Registers cannot be indexed: the sums move up by four, and are back in place after the last step.
+#pragma unroll
+      for (int i = 0; i < TileN / 2 - 4; ++i) sum[i] = sum[i + 4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sum[TileN / 2 - 4 + i] = four[i];
     }
   }
 }

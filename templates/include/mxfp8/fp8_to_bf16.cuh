@@ -63,6 +63,9 @@ struct ToBf16 {
 // A 16-byte chunk of a row of 128 bytes in shared memory, as the copy engine's 128-byte swizzle lays it out.
 __device__ inline int swizzled(int row, int chunk) { return row * 128 + ((chunk ^ (row & 7)) << 4); }
 
+// Where a row of A has its scales among a stage's: those of the row 8 below, which the same thread needs, are next to them.
+__device__ inline int scale_place(int row) { return (row & ~15) | (row & 7) << 1 | (row >> 3 & 1); }
+
 __device__ inline u32 word_of(const uint4& v, int w) { return w == 0 ? v.x : w == 1 ? v.y : w == 2 ? v.z : v.w; }
 
 // 64 elements of a row, 16 in each of `raw`, to 128 swizzled bytes, as wgmma reads a K-major operand. The two lower bytes of

@@ -73,7 +73,7 @@ struct Sm90ExactGemm {
     alignas(1024) u8 b[Stages][TileN * kTileK];
     alignas(1024) u8 converted[Halves][TileN * kTileK];  // BF16, 64 of K, 128-byte swizzle
     uint64_t full[Stages], empty[Stages], converted_full[Halves], converted_empty[Halves];
-    u32 scales[Stages][TileM + TileN];  // of a row's four blocks of 32
+    alignas(8) u32 scales[Stages][TileM + TileN];  // of a row's four blocks of 32; A's at scale_place
     u32 flags[Stages];
   };  // behind it: the scheduler's table, params.groups + 1 entries
 
@@ -209,7 +209,7 @@ struct Sm90ExactGemm {
           for (int i = 0; i < kPerThread; ++i) {
             const int r = thread + i * kLoaderThreads;
             const u32 word = (words[i][s] & ~behind) | (behind & 0x7F7F7F7Fu);
-            if (kRows % kLoaderThreads == 0 || r < kRows) shared.scales[ring.stage][r] = word;
+            if (kRows % kLoaderThreads == 0 || r < kRows) shared.scales[ring.stage][r < TileM ? scale_place(r) : r] = word;
             high |= r < TileM ? ToBf16<FormatA>::too_high(word) : ToBf16<FormatB>::too_high(word);
             low |= r < TileM ? ToBf16<FormatA>::too_low(word) : ToBf16<FormatB>::too_low(word);
           }
@@ -316,9 +316,11 @@ struct Sm90ExactGemm {
       for (int r = 0; r < 2; ++r) {
         const u8* a = &shared.a[me.ring.stage][(b * kBlockRows + 8 * r) * 128];
         raw[r] = *reinterpret_cast<const uint4*>(a + (place ^ (h * 64)));
-        const u8* scale = reinterpret_cast<const u8*>(&shared.scales[me.ring.stage][me.row]) + quad_lane / 2;
-        factors[r] = Convert::factor(scale[4 * (b * kBlockRows + 8 * r) + 2 * h]);
       }
+      const uint2 scales =
+          *reinterpret_cast<const uint2*>(&shared.scales[me.ring.stage][scale_place(b * kBlockRows + me.row)]);
+      factors[0] = Convert::factor(__byte_perm(scales.x, 0, 0x4440 + 2 * h + quad_lane / 2));
+      factors[1] = Convert::factor(__byte_perm(scales.y, 0, 0x4440 + 2 * h + quad_lane / 2));
     };
     auto enter_stage = [&] {
       as_full(shared.full[me.ring.stage]).wait(me.ring.phase);
@@ -413,7 +415,7 @@ struct Sm90ExactGemm {
     unsigned found = 0;
     for (int b = 0; b < Blocks; ++b) {
       const int row = b * kBlockRows + index * 64 + thread % 64;
-      if (thread < 64) found |= has_nonzero(shared.a[stage], row, ToBf16<FormatA>::too_low(scales[row]));
+      if (thread < 64) found |= has_nonzero(shared.a[stage], row, ToBf16<FormatA>::too_low(scales[scale_place(row)]));
     }
     for (int row = thread; row < TileN; row += 128)
       found |= has_nonzero(shared.b[stage], row, ToBf16<FormatB>::too_low(scales[TileM + row]));
