@@ -54,7 +54,7 @@ def grouped_mm(
         out_dtype: bfloat16 (the default), float16 or float32.
         out: write here instead of into a new tensor: contiguous, of the result's shape; its dtype is the output's.
         accumulate: add to `out` (in float32, rounded once) instead of overwriting it.
-        exact: on CUDA, promote every 32 of K and fold nothing: any MXFP8 operand as it is, at less speed.
+        exact: on CUDA, fold nothing: each element is multiplied with its own scale, at BF16's speed instead of FP8's.
         config: the kernel to run, instead of the one that `select_kernel` picks.
 
     Raises:

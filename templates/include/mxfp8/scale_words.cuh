@@ -1,5 +1,6 @@
 // Compact scales, (rows, K / 32) bytes: a row's four of a stage are one word, those of four stages 16 bytes. Rows may start
-// at any byte. Loads are plain ones for the reason given in ptx.cuh: all of a thread's are in flight at once.
+// at any byte. Loads are volatile for the reason given in ptx.cuh: all of a thread's are in flight at once. They go through
+// L1, since the next four stages' bytes lie in the same sector.
 #pragma once
 
 #include "mxfp8/ptx.cuh"
@@ -12,6 +13,12 @@ __device__ inline u32 load_word(const u8* address) {
   return word;
 }
 
+__device__ inline uint4 load_four_words(const u8* address) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(address) : "memory");
+  return v;
+}
+
 // The words of four stages for each of Rows rows, which start at `next` and go on for `left` bytes; what lies behind is of no
 // meaning. `room`: bytes up to the end of the matrix' scales, of this thread's row that is closest to it; none is read
 // behind. `aligned`: every row starts at a multiple of 16 bytes and is a multiple of them long. Called by whole warps.
@@ -21,7 +28,7 @@ __device__ inline void load_scale_words(const u8* const (&next)[Rows], int left,
   if (aligned) {
 #pragma unroll
     for (int i = 0; i < Rows; ++i) {
-      const uint4 v = ptx::load16(next[i]);
+      const uint4 v = load_four_words(next[i]);
       words[i][0] = v.x, words[i][1] = v.y, words[i][2] = v.z, words[i][3] = v.w;
     }
   } else if (__any_sync(~0u, room < 20)) {  // rare: byte by byte
