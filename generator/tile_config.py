@@ -94,14 +94,19 @@ class TileConfig:
 
     @property
     def stage_bytes(self) -> int:
-        """Shared memory of one stage: FP8 tiles, FP32 scales, uniform scales, flags, two barriers.
+        """Shared memory of one stage: FP8 tiles, scales, flags, two barriers.
 
-        Exact: FP8 tiles, a word of scale bytes per row, flags, two barriers.
+        Scales are bytes of A's rows in the tile form (and 16 more: bulk copies are aligned), FP32 of all rows otherwise;
+        exact kernels have a word of bytes per row.
         """
         rows = self.tile_m + self.tile_n
-        if self.exact:
-            return rows * self.tile_k + 4 * rows + 4 + 16
-        return rows * self.tile_k + 4 * rows * (self.tile_k // self.promotion_k) + 16 + 4 + 16
+        scales = self.tile_m + 16 if self.sfb_rows == 128 else 4 * rows + 4
+        return rows * self.tile_k + scales + 16
+
+    @property
+    def staging_bytes(self) -> int:
+        """Shared memory in which a tile of 2-byte outputs waits for the copy engine; others have no room for it."""
+        return 2 * self.tile_m * self.tile_n if self.sfb_rows == 128 and self.out != "fp32" else 0
 
     @property
     def converted_halves(self) -> int:
@@ -118,7 +123,10 @@ class TileConfig:
     @property
     def table_offset(self) -> int:
         """Bytes of the kernel's struct of shared memory, up to its alignment; the table of groups lies behind it."""
-        return -(-(self.stages * self.stage_bytes + self.converted_bytes) // 1024) * 1024
+        used = (
+            self.stages * self.stage_bytes + self.converted_bytes + (0 if self.exact else max(self.staging_bytes, 16))
+        )
+        return -(-used // 1024) * 1024
 
     @property
     def shared_memory(self) -> int:

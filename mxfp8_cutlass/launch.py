@@ -31,6 +31,7 @@ class Problem(ctypes.Structure):
     _fields_ = (
         ("map_a", TensorMap),
         ("map_b", TensorMap),
+        ("map_out", TensorMap),
         ("sfa", ctypes.c_void_p),
         ("sfb", ctypes.c_void_p),
         ("sfb_tiles", ctypes.c_void_p),
@@ -89,18 +90,21 @@ class Addresses(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def tensor_map(address: int, batch: int, rows: int, k: int, box_rows: int) -> TensorMap:
-    """A map of FP8 data (batch, rows, k), read in boxes of (1, box_rows, 128) with a 128-byte swizzle; zeros outside.
+def tensor_map(address: int, shape: tuple[int, int, int], box: tuple[int, int], element_bytes: int = 1) -> TensorMap:
+    """A map of row-major data (batch, rows, columns), moved in boxes of (1, *box), 128 bytes wide, 128-byte swizzled.
 
-    cuda.core's TensorMapDescriptor does not give out its bytes, which a struct argument needs, hence cuda.bindings.
+    Reads give zeros outside, writes there are dropped. cuda.core's TensorMapDescriptor does not give out its bytes,
+    which a struct argument needs, hence cuda.bindings.
     """
+    types = driver.CUtensorMapDataType
+    batch, rows, columns = shape
     status, encoded = driver.cuTensorMapEncodeTiled(
-        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+        types.CU_TENSOR_MAP_DATA_TYPE_UINT8 if element_bytes == 1 else types.CU_TENSOR_MAP_DATA_TYPE_UINT16,
         3,
         address,
-        [driver.cuuint64_t(k), driver.cuuint64_t(rows), driver.cuuint64_t(batch)],
-        [driver.cuuint64_t(k), driver.cuuint64_t(k * rows)],
-        [driver.cuuint32_t(128), driver.cuuint32_t(box_rows), driver.cuuint32_t(1)],
+        [driver.cuuint64_t(n) for n in (columns, rows, batch)],
+        [driver.cuuint64_t(element_bytes * columns), driver.cuuint64_t(element_bytes * columns * rows)],
+        [driver.cuuint32_t(n) for n in (box[1], box[0], 1)],
         [driver.cuuint32_t(1)] * 3,
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
@@ -108,13 +112,16 @@ def tensor_map(address: int, batch: int, rows: int, k: int, box_rows: int) -> Te
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if status:
-        raise LaunchError(f"cuTensorMapEncodeTiled for ({batch}, {rows}, {k}) in boxes of {box_rows}: {status.name}")
+        raise LaunchError(f"cuTensorMapEncodeTiled for {shape} in boxes of {box}: {status.name}")
     return TensorMap.from_buffer_copy(TensorMap.from_address(encoded.getPtr()))
 
 
 def _set_addresses(problem: Problem, config: TileConfig, shapes: Shapes, x: Addresses) -> None:
-    problem.map_a = tensor_map(x.a, shapes.batch_a, shapes.m, shapes.k, config.tile_m // config.cluster_n)
-    problem.map_b = tensor_map(x.b, shapes.batch_b, shapes.n, shapes.k, config.tile_n // config.cluster_m)
+    m, n, k = shapes.m, shapes.n, shapes.k
+    problem.map_a = tensor_map(x.a, (shapes.batch_a, m, k), (config.tile_m // config.cluster_n, 128))
+    problem.map_b = tensor_map(x.b, (shapes.batch_b, n, k), (config.tile_n // config.cluster_m, 128))
+    if config.staging_bytes:
+        problem.map_out = tensor_map(x.out, (shapes.batch_a, m, n), (16, 64), 2)
     problem.sfa, problem.sfb, problem.sfb_tiles, problem.out, problem.bias = x.sfa, x.sfb, x.sfb_tiles, x.out, x.bias
 
 

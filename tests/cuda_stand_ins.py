@@ -61,7 +61,9 @@ def install(monkeypatch) -> list:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
     monkeypatch.setattr(launch, "load", lambda config, device: NotedKernel(config, launches))
     monkeypatch.setattr(launch, "_multiprocessors", lambda device: 132)
-    monkeypatch.setattr(launch, "tensor_map", lambda *key: TensorMap((ctypes.c_uint64 * 16)(*key)))
+    monkeypatch.setattr(
+        launch, "tensor_map", lambda address, shape, *_: TensorMap((ctypes.c_uint64 * 16)(address, *shape))
+    )
     monkeypatch.setattr(grouped_mm, "_PLANS", {})
     _target_of_index.cache_clear()
     return launches

@@ -50,7 +50,8 @@ int walk(const mxfp8::GroupedGemmParams& params, int grid, Found* found, int roo
     mxfp8::Tile tile;
     while (scheduler.next(tile)) {
       if (threadIdx.x == 0 && count < room)
-        found[count++] = {int(blockIdx.x), tile.group, tile.batch_a, tile.batch_b, tile.m0, tile.n0, tile.rows};
+        found[count++] = {int(blockIdx.x), tile.group, mxfp8::batch_of_a(params, tile.group),
+                          mxfp8::batch_of_b(params, tile.group), tile.m0, tile.n0, tile.rows};
     }
   }, grid, 32);
   return count;

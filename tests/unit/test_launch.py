@@ -37,12 +37,15 @@ def test_structs_mirror_the_kernels():
 
 def test_table_of_problems(monkeypatch):
     """Each problem's bytes stand at its place, whatever became of the structs that they came from."""
-    monkeypatch.setattr(launch, "tensor_map", lambda *key: TensorMap((ctypes.c_uint64 * 16)(*key)))
+    monkeypatch.setattr(
+        launch, "tensor_map", lambda address, shape, *_: TensorMap((ctypes.c_uint64 * 16)(address, *shape))
+    )
     given = [
         (Shapes(*range(1000 * i, 1000 * i + 5)), Addresses(*range(1000 * i + 5, 1000 * i + 12))) for i in range(40)
     ]
     table = torch.full((len(given) * launch.PROBLEM_BYTES,), 255, dtype=torch.uint8)
-    launch.write_table(table, [launch.problem_of(CONFIGS[0], *one) for one in given])
+    config = next(config for config in sm90_configs() if config.staging_bytes)
+    launch.write_table(table, [launch.problem_of(config, *one) for one in given])
     problems = (Problem * len(given)).from_buffer_copy(table.numpy().tobytes())
     for (shapes, x), problem in zip(given, problems, strict=True):
         fields = shapes._asdict() | x._asdict()
@@ -51,6 +54,7 @@ def test_table_of_problems(monkeypatch):
         assert found == {field: fields[field] for field in found}
         assert list(problem.map_a.opaque)[:4] == [x.a, shapes.batch_a, shapes.m, shapes.k]
         assert list(problem.map_b.opaque)[:4] == [x.b, shapes.batch_b, shapes.n, shapes.k]
+        assert list(problem.map_out.opaque)[:4] == [x.out, shapes.batch_a, shapes.m, shapes.n]
 
 
 def row_clusters(config, rows):

@@ -19,13 +19,14 @@ struct alignas(64) TensorMap {
 struct Problem {
   TensorMap map_a;           // (batch, M, K), box (1, TileM / ClusterN, 128), 128-byte swizzle
   TensorMap map_b;           // (batch, N, K), box (1, TileN / ClusterM, 128), 128-byte swizzle
-  const uint8_t* sfa;        // (batch, ceil(K / PromotionK), M) E8M0, so that the scales of a stage lie together
-  const uint8_t* sfb;        // (batch, ceil(K / PromotionK), N); exact kernels take compact scales, (batch, M or N, K / 32)
+  TensorMap map_out;         // (batch, M, N), box (1, 16, 64), 128-byte swizzle; kernels that stage their output only
+  const uint8_t* sfa;        // (batch, ceil(K / 128), M rounded up to 16) E8M0, so that a stage's scales lie together
+  const uint8_t* sfb;        // (batch, ceil(K / 128), N); exact kernels take compact scales, (batch, M or N, K / 32)
   const uint8_t* sfb_tiles;  // (batch, ceil(N / 128), ceil(K / 128)), 255 = "no single scale: see the rows' in sfb"
   void* out;                 // (batch, M, N)
   const void* bias;          // (batch, N) in the output's type, or null
   int m, n, k;
-  int padding[19];  // to 384 bytes: in an array in global memory every map is aligned to 128, as CUDA 13's own type is
+  int padding[19];  // to 512 bytes: in an array in global memory every map is aligned to 128, as CUDA 13's own type is
 };
 
 struct GroupedGemmParams {

@@ -8,10 +8,6 @@
 
 namespace mxfp8 {
 
-// Columns of a tile that share one weight scale in the tile form. Weight tiles are 128 wide, and a CTA's tile may start
-// in the middle of one.
-inline constexpr int kScaleColumns = 64;
-
 // 2^(byte - 127), exact over all of E8M0: byte 0 is the subnormal 2^-127, byte 255 a NaN.
 __device__ inline float e8m0_to_float(unsigned byte) {
   return __uint_as_float(byte == 0 ? 0x00400000u : byte == 255 ? 0x7fc00000u : byte << 23);
@@ -25,34 +21,6 @@ __device__ inline float2 split_power(float value) {
   const int half = x >> 1;
   return {__uint_as_float((half + 127) << 23), __uint_as_float((x - half + 127) << 23)};
 }
-
-// One weight scale per kScaleColumns columns: a single multiply-add per element.
-template <int TileN>
-struct UniformScales {
-  static constexpr int kBlocks = TileN / kScaleColumns;
-  float row0[kBlocks], row1[kBlocks];
-
-  // Before the wait for the partial sums: the empty asm keeps the compiler from moving the products behind it.
-  __device__ void combine(float a0, float a1, const float* sfb) {
-#pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
-      row0[b] = a0 * sfb[b];
-      row1[b] = a1 * sfb[b];
-      asm volatile("" : "+f"(row0[b]), "+f"(row1[b]));
-    }
-  }
-
-  __device__ void promote(float* sum, const float* partial) const {
-#pragma unroll
-    for (int j = 0; j < TileN / 8; ++j) {
-      const int b = 8 * j / kScaleColumns;
-      sum[4 * j + 0] = fmaf(partial[4 * j + 0], row0[b], sum[4 * j + 0]);
-      sum[4 * j + 1] = fmaf(partial[4 * j + 1], row0[b], sum[4 * j + 1]);
-      sum[4 * j + 2] = fmaf(partial[4 * j + 2], row1[b], sum[4 * j + 2]);
-      sum[4 * j + 3] = fmaf(partial[4 * j + 3], row1[b], sum[4 * j + 3]);
-    }
-  }
-};
 
 // Scale bytes in [kModerateMin, kModerateMax] are moderate: the product of two is a normal FP32 number, and a partial sum
 // (a multiple of 2^-32, E5M2's least product, below 2^39, 128 of its largest) times one of them neither overflows nor
@@ -76,14 +44,14 @@ __device__ inline void promote_columns(float* sum, const float* partial, float a
 // Any scales at all. Both are halved in the exponent and the halves paired crosswise, so that both factors stay within
 // 2^-127 to 2^127: a zero stays zero, and a result is lost only if it does not fit FP32 itself. Rare, so small rather
 // than fast.
-template <int TileN, int ColumnStep>
+template <int TileN>
 __device__ inline void promote_extreme(float* sum, const float* partial, float a0, float a1, const float* sfb) {
   const float2 half0 = split_power(a0), half1 = split_power(a1);
 #pragma unroll
   for (int j = 0; j < TileN / 8; ++j) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const float2 column = split_power(ColumnStep == 1 ? sfb[8 * j + c] : sfb[8 * j / ColumnStep]);
+      const float2 column = split_power(sfb[8 * j + c]);
       float& first = sum[4 * j + c];
       float& second = sum[4 * j + 2 + c];
       first = fmaf(partial[4 * j + c] * (half0.x * column.y), half0.y * column.x, first);

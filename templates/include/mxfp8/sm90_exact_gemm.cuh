@@ -17,19 +17,13 @@
 #include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 
-#include "tile_scheduler.cuh"
-
-namespace mxfp8 {
-// Called twice, with sums in registers: it has to be inlined, and the first declaration says so.
-template <class Out, int TileN>
-__device__ __forceinline__ void store_tile(const GroupedGemmParams& params, float* sum, const Tile& tile, int row);
-}  // namespace mxfp8
-
 #include "epilogue.cuh"
 #include "exact_extreme.cuh"
 #include "fp8_to_bf16.cuh"
+#include "ring.cuh"
 #include "scale_words.cuh"
 #include "tile_copies.cuh"
+#include "tile_scheduler.cuh"
 
 namespace mxfp8 {
 
@@ -159,9 +153,9 @@ struct Sm90ExactGemm {
           as_full(shared.full[ring.stage]).arrive_and_expect_tx(kStageBytes);
           // CTAs (0..ClusterM-1, cta_n) share B; CTAs (cta_m, 0..ClusterN-1) share A; rank = m + ClusterM * n.
           copy_box<ClusterN>(map_a, &shared.full[ring.stage], &shared.a[ring.stage][cta_n * kRowsA * kTileK], s * kTileK,
-                             tile.m0 + cta_n * kRowsA, tile.batch_a, every_nth_rank(ClusterN, ClusterM) << cta_m);
+                             tile.m0 + cta_n * kRowsA, batch_of_a(params, tile.group), every_nth_rank(ClusterN, ClusterM) << cta_m);
           copy_box<ClusterM>(map_b, &shared.full[ring.stage], &shared.b[ring.stage][cta_m * kRowsB * kTileK], s * kTileK,
-                             tile.n0 + cta_m * kRowsB, tile.batch_b, every_nth_rank(ClusterM, 1) << (cta_n * ClusterM));
+                             tile.n0 + cta_m * kRowsB, batch_of_b(params, tile.group), every_nth_rank(ClusterM, 1) << (cta_n * ClusterM));
           ring.advance();
         }
       }
@@ -180,8 +174,8 @@ struct Sm90ExactGemm {
     while (scheduler.next(tile)) {
       const int m = problem_of(params, tile.group, &Problem::m), n = problem_of(params, tile.group, &Problem::n);
       const int blocks = problem_of(params, tile.group, &Problem::k) / kBlock;
-      const u8* sfa = problem_of(params, tile.group, &Problem::sfa) + static_cast<int64_t>(tile.batch_a) * m * blocks;
-      const u8* sfb = problem_of(params, tile.group, &Problem::sfb) + static_cast<int64_t>(tile.batch_b) * n * blocks;
+      const u8* sfa = problem_of(params, tile.group, &Problem::sfa) + static_cast<int64_t>(batch_of_a(params, tile.group)) * m * blocks;
+      const u8* sfb = problem_of(params, tile.group, &Problem::sfb) + static_cast<int64_t>(batch_of_b(params, tile.group)) * n * blocks;
       const bool aligned = ((reinterpret_cast<uint64_t>(sfa) | reinterpret_cast<uint64_t>(sfb) | blocks) & 15) == 0;
       const u8* next[kPerThread];
       int room = 1 << 30;

@@ -1,4 +1,4 @@
-// The ring of shared-memory stages and the copies that fill it.
+// The copy engine's copies of tiles, alone or for all CTAs of a cluster that need them.
 #pragma once
 
 #include "nvrtc_compat.cuh"
@@ -9,16 +9,6 @@
 #include "grouped_params.cuh"
 
 namespace mxfp8 {
-
-// Position in a ring of stages; the phase bit flips with each turn.
-template <int Stages>
-struct RingPosition {
-  int stage = 0;
-  unsigned phase = 0;
-  __device__ void advance() {
-    if (++stage == Stages) stage = 0, phase ^= 1;
-  }
-};
 
 __device__ inline const cute::TmaDescriptor* as_descriptor(const TensorMap& map) {
   return reinterpret_cast<const cute::TmaDescriptor*>(&map);

@@ -9,7 +9,6 @@ namespace mxfp8 {
 // Where one output tile lies. Row indices count from the top of the matrix (of the batch entry, if there are several).
 struct Tile {
   int group;
-  int batch_a, batch_b;  // outermost TMA coordinates
   int m0, n0;            // first row of A and of B
   int rows;              // rows of A that belong to the group, from m0 on; may be <= 0 for a cluster's second CTA
 };
@@ -21,12 +20,27 @@ __device__ inline T problem_of(const GroupedGemmParams& params, int group, T Pro
   return params.problems ? params.problems[group].*fact : params.problem.*fact;
 }
 
+// A group's entry in the batch of matrices that A (and the output) and B are.
+__device__ inline int batch_of_a(const GroupedGemmParams& params, int group) {
+  return params.problems || params.offs ? 0 : group;
+}
+__device__ inline int batch_of_b(const GroupedGemmParams& params, int group) { return params.problems ? 0 : group; }
+
+// Rows from one run's scales to the next one's in the run order: scale_by_run pads them.
+__device__ inline int padded_rows(int rows) { return (rows + 15) / 16 * 16; }
+
+// Runs of 128 of K.
+__device__ inline int runs_of(const GroupedGemmParams& params, int group) {
+  return (problem_of(params, group, &Problem::k) + 127) / 128;
+}
+
 template <int TileM, int TileN, int ClusterM, int ClusterN>
 class TileScheduler {
  public:
-  // A group's tiles are walked in stripes of this many rows of clusters, rows fastest: a wave of 132 CTAs then reads few
-  // weight tiles, and a stripe's activations stay in L2 while its weights pass by once.
-  static constexpr int kStripe = 32;
+  // A group's tiles are walked in stripes of this many rows of clusters, rows fastest. A wave of 132 CTAs reads the fewest
+  // rows of both operands if its tiles cover about as many rows as columns: sqrt(132 * 128 * 192) = 1800. A stripe's
+  // activations stay in L2 while its weights pass by once.
+  static constexpr int kStripe = 2048 / (TileM * ClusterM);
 
   struct Group {
     int first_tile;  // running count of cluster tiles before this group
@@ -66,7 +80,7 @@ class TileScheduler {
 
   __device__ TileScheduler(const GroupedGemmParams& params, const Group* table, int cta_m, int cta_n)
       : params_(params), table_(table), cta_m_(cta_m), cta_n_(cta_n),
-        index_(blockIdx.x / (ClusterM * ClusterN)), step_(gridDim.x / (ClusterM * ClusterN)) {}
+        index_(blockIdx.x / (ClusterM * ClusterN)) {}
 
   // Called by whole warps. Returns false after the last tile.
   __device__ bool next(Tile& tile) {
@@ -89,14 +103,11 @@ class TileScheduler {
     const int row = stripe * kStripe + within - column * stripe_rows;
 
     const int m_in_group = (row * ClusterM + cta_m_) * TileM;
-    const bool stacked = !params_.problems;
     tile.group = group_;
-    tile.batch_a = stacked && !params_.offs ? group_ : 0;
-    tile.batch_b = stacked ? group_ : 0;
     tile.m0 = group.row_begin + m_in_group;
     tile.n0 = (column * ClusterN + cta_n_) * TileN;
     tile.rows = group.row_count - m_in_group;
-    index_ += step_;
+    index_ += gridDim.x / (ClusterM * ClusterN);
     return true;
   }
 
@@ -113,7 +124,7 @@ class TileScheduler {
   const GroupedGemmParams& params_;
   const Group* table_;
   int cta_m_, cta_n_;
-  int index_, step_;
+  int index_;
   int group_ = 0;
 };
 
