@@ -96,8 +96,8 @@ class TileConfig:
     def stage_bytes(self) -> int:
         """Shared memory of one stage: FP8 tiles, scales, flags, two barriers.
 
-        Scales are bytes of A's rows in the tile form (and 16 more: bulk copies are aligned), FP32 of all rows otherwise;
-        exact kernels have a word of bytes per row.
+        Scales are bytes of A's rows in the tile form (and 16 more: bulk copies are aligned), FP32 of all rows
+        otherwise; exact kernels have a word of bytes per row.
         """
         rows = self.tile_m + self.tile_n
         scales = self.tile_m + 16 if self.sfb_rows == 128 else 4 * rows + 4
