@@ -20,11 +20,15 @@ class Chip:
     memory_bytes: float
     """Bytes of device memory traffic."""
     stage_us: float
-    """Time per promotion in which a multiprocessor's tensor cores idle, beside the promotion's instructions."""
+    """Time per 128 of K in which a multiprocessor's tensor cores idle, beside the promotion's instructions."""
     uniform_us: float
     """Time to promote one accumulator of each thread of a warp group with a scale per tile."""
     column_us: float
     """The same with a scale per column."""
+    exact_share: float
+    """Time of an exact kernel's products, as a multiple of what they would take as BF16 alone: elements are converted."""
+    exact_us: float
+    """An exact kernel's time per 128 of K beside that."""
     store_us: float
     """Latency of a tile's end: the last promotion, the first store, the next tile's place in the order."""
 
@@ -39,6 +43,8 @@ CHIPS = {
         stage_us=0.13,
         uniform_us=0.0005,
         column_us=0.0014,
+        exact_share=1.6,
+        exact_us=0.4,
         store_us=0.5,
     )
 }
@@ -75,15 +81,19 @@ def estimate(
     """Time of a persistent launch, given each problem's rows of clusters."""
     # One stage, 128 of K. A consumer waits, multiplies and promotes in turn, and this chain, not the tensor cores, sets
     # the pace, even where two consumers are half a period apart (docs/kernel-notes.md): a promotion adds its time.
-    promotions = config.tile_k // config.promotion_k
-    slots = config.consumers * config.tile_n / 2
-    promote = slots * (chip.uniform_us if config.sfb_rows == 128 else chip.column_us)
-    multiply = 2 * config.tile_m * config.tile_n * config.tile_k / chip.flops + promotions * (chip.stage_us + promote)
+    products = 2 * config.tile_m * config.tile_n * config.tile_k / chip.flops
+    if config.exact:
+        multiply = chip.exact_share * 2 * products + chip.exact_us
+    else:
+        slots = config.consumers * config.tile_n / 2
+        promote = slots * (chip.uniform_us if config.sfb_rows == 128 else chip.column_us)
+        multiply = products + chip.stage_us + promote
     shared_bytes = (config.tile_m / config.cluster_n + config.tile_n / config.cluster_m) * config.tile_k
     l2 = shared_bytes / chip.l2_bytes
     stage = max(multiply, l2)
     out_bytes = 4 if config.out == "fp32" else 2
-    store = chip.store_us + config.tile_m * config.tile_n * out_bytes / chip.l2_bytes
+    # A staged output is stored while the next tile is computed.
+    store = chip.store_us + (0 if config.staging_bytes else config.tile_m * config.tile_n * out_bytes / chip.l2_bytes)
 
     clusters = chip.multiprocessors // config.cluster_size
     tiles = [
