@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mxfp8_cutlass.columns import ColumnwiseMXFP8
+from mxfp8_cutlass.columnwise import quantize_both, quantize_columnwise
 from mxfp8_cutlass.generator.tile_config import TileConfig
 from mxfp8_cutlass.grouped_gemm import grouped_gemm
 from mxfp8_cutlass.grouped_mm import grouped_mm
@@ -11,6 +13,7 @@ from mxfp8_cutlass.scale_layout import swizzle_scales, unswizzle_scales
 from mxfp8_cutlass.select import select_kernel
 
 __all__ = [
+    "ColumnwiseMXFP8",
     "MXFP8Tensor",
     "TileConfig",
     "dequantize",
@@ -18,6 +21,8 @@ __all__ = [
     "grouped_gemm",
     "grouped_mm",
     "quantize",
+    "quantize_both",
+    "quantize_columnwise",
     "select_kernel",
     "swizzle_scales",
     "unswizzle_scales",

@@ -120,6 +120,13 @@ def check_rows(a: MXFP8Tensor, offs: torch.Tensor | None, counts: torch.Tensor |
             raise ValueError(f"counts is {values}: its values must be 0 to M = {a.shape[1]}")
 
 
+def check_no_others(**arguments: object) -> None:
+    """Raise if an argument is given that products of column-wise operands do not take."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(f"{name} is given: products of ColumnwiseMXFP8 take out, out_dtype and accumulate alone")
+
+
 def check_folded_values(name: str, x: MXFP8Tensor) -> None:
     """Raise unless the scales of x are what `folded` claims. Reads the answer back from the device."""
     scale = x.scale_bytes

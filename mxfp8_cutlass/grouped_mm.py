@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 
 from mxfp8_cutlass import checks, env, reference
+from mxfp8_cutlass.columns import ColumnwiseMXFP8
+from mxfp8_cutlass.columns_mm import grouped_mm_columnwise
 from mxfp8_cutlass.generator.tile_config import TileConfig
 from mxfp8_cutlass.kernel import target_of
 from mxfp8_cutlass.launch import Shapes, StackedLaunch
@@ -16,8 +18,8 @@ from mxfp8_cutlass.select import select_stacked
 
 
 def grouped_mm(
-    a: MXFP8Tensor,
-    b: MXFP8Tensor,
+    a: MXFP8Tensor | ColumnwiseMXFP8,
+    b: MXFP8Tensor | ColumnwiseMXFP8,
     offs: torch.Tensor | None = None,
     *,
     counts: torch.Tensor | None = None,
@@ -33,6 +35,8 @@ def grouped_mm(
 
     (M, K) x (G, N, K) with offs -> (M, N): rows offs[g-1] to offs[g] of `a` are multiplied with b[g]ᵀ.
     (G, M, K) x (G, N, K) -> (G, M, N): all M rows of each a[g], or with counts the first counts[g] of them (decode).
+    (N, M) x (K, M) -> (G, N, K) of two ColumnwiseMXFP8: a weight gradient, which offs cuts along the contraction. It
+    takes `out`, `out_dtype` and `accumulate`; a group of no tokens gives zeros, or adds nothing. On the CPU alone yet.
 
     Nothing is copied to the host, so calls can be captured in CUDA graphs. Rows of no group are left as they are: in a
     new output they are not initialised. On Hopper an operand that is not folded is folded first, into a workspace of
@@ -62,6 +66,9 @@ def grouped_mm(
         ValueError: a shape, device, layout, alignment (16 bytes) or value breaks a rule above; `out` overlaps an input;
             the device is neither SM90 nor SM100; `config` is not for this product.
     """
+    if isinstance(a, ColumnwiseMXFP8) or isinstance(b, ColumnwiseMXFP8):
+        checks.check_no_others(counts=counts, expected_m=expected_m, bias=bias, config=config, exact=exact or None)
+        return grouped_mm_columnwise(a, b, offs, out_dtype=out_dtype, out=out, accumulate=accumulate)
     traits = (
         (_traits(a), _traits(b), _traits(offs), _traits(counts), _traits(bias), _traits(out)),
         (out_dtype, accumulate, exact, config, expected_m),
@@ -152,7 +159,7 @@ def _plan(
     checks.check_operand("a", a)
     checks.check_operand("b", b)
     if a.ndim == 2 and b.ndim == 2:
-        raise ValueError("a and b are both 2D: products that offs cuts along K are not supported yet")
+        raise ValueError("a and b are both 2D: quantize_columnwise makes the operands that offs cuts along K")
     checks.check_groups(a, b, offs, counts)
     checks.check_product(a, b)
     checks.check_expected_m(expected_m, counts)

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 
 from mxfp8_cutlass import elementwise, reference
-from mxfp8_cutlass.mxfp8_tensor import FP8_DTYPES, RUN, TILE_ROWS, MXFP8Tensor, check_blocked
+from mxfp8_cutlass.mxfp8_tensor import BLOCK, FP8_DTYPES, RUN, TILE_ROWS, MXFP8Tensor, check_blocked
 
 INPUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OUTPUT_DTYPES = (*INPUT_DTYPES, torch.float64)
@@ -19,8 +19,9 @@ def quantize(
     dtype: torch.dtype = torch.float8_e4m3fn,
     scaling: Literal["rceil", "floor"] = "rceil",
     fold: bool = False,  # noqa: FBT001, FBT002 - the public signature
+    dim: int = -1,
 ) -> MXFP8Tensor:
-    """Quantize to MXFP8, in blocks of 32 along the last axis.
+    """Quantize to MXFP8, in blocks of 32 along the last axis, or along the one before and transposed.
 
     Elements are x * 2**(127 - byte), rounded to nearest even and saturated. A block that holds a NaN or an Inf gets the
     scale byte 255 (NaN), and each of its elements is NaN. Not differentiable.
@@ -32,21 +33,17 @@ def quantize(
             amax's power of two over the format's largest (OCP specification). Named as in torchao; docs/numerics.md.
         fold: whether each run of 128 elements gets one scale, bit for bit as `fold(quantize(x))` would give it, at no
             extra memory traffic.
+        dim: -1, or -2 for what `quantize(x.mT.contiguous())` gives: (..., K, R), R a positive multiple of 32.
 
     Raises:
         TypeError: x is no tensor, or a dtype is not listed above, or `fold` is not a bool.
-        ValueError: a shape, layout, alignment (16 bytes on CUDA), device or `scaling` breaks a rule above.
+        ValueError: a shape, layout, alignment (16 bytes on CUDA), device, `scaling` or `dim` breaks a rule above.
     """
-    if not isinstance(x, torch.Tensor):
-        raise TypeError(f"x is a {type(x).__name__}: it must be a torch.Tensor")
-    if x.dtype not in INPUT_DTYPES:
-        raise TypeError(f"x has dtype {x.dtype}: it must be bfloat16, float16 or float32")
-    if dtype not in FP8_DTYPES:
-        raise TypeError(f"dtype is {dtype!r}: it must be float8_e4m3fn or float8_e5m2")
-    if scaling not in SCALINGS:
-        raise ValueError(f"scaling is {scaling!r}: it must be 'rceil' or 'floor'")
+    check_quantizer(x, dtype, scaling)
     if not isinstance(fold, bool):
         raise TypeError(f"fold is {fold!r}: it must be True or False; fold(quantize(x), rows=128) gives the tile form")
+    if dim != -1:
+        x = _transposed(x, dim)
     check_blocked("x", x)
     if not _on_cuda("x", x):
         return reference.quantize(x, dtype, scaling, fold_runs=fold)
@@ -119,6 +116,28 @@ def dequantize(xq: MXFP8Tensor, dtype: torch.dtype = torch.float32) -> torch.Ten
         return reference.dequantize(xq, dtype)
     _check_kernel_limits("xq", xq.data)
     return elementwise.dequantize(xq, dtype)
+
+
+def check_quantizer(x: torch.Tensor, dtype: torch.dtype, scaling: str) -> None:
+    """Raise unless x is a tensor of a type that can be quantized, to `dtype` and by the rule `scaling`."""
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"x is a {type(x).__name__}: it must be a torch.Tensor")
+    if x.dtype not in INPUT_DTYPES:
+        raise TypeError(f"x has dtype {x.dtype}: it must be bfloat16, float16 or float32")
+    if dtype not in FP8_DTYPES:
+        raise TypeError(f"dtype is {dtype!r}: it must be float8_e4m3fn or float8_e5m2")
+    if scaling not in SCALINGS:
+        raise ValueError(f"scaling is {scaling!r}: it must be 'rceil' or 'floor'")
+
+
+def _transposed(x: torch.Tensor, dim: int) -> torch.Tensor:
+    if dim != -2:
+        raise ValueError(f"dim is {dim!r}: it must be -1 or -2")
+    if x.ndim not in (2, 3) or not x.is_contiguous():
+        raise ValueError(f"x has shape {tuple(x.shape)} and strides {tuple(x.stride())}: 2D or 3D, and contiguous")
+    if x.shape[-2] == 0 or x.shape[-2] % BLOCK:
+        raise ValueError(f"x has shape {tuple(x.shape)} and dim is -2: R = {x.shape[-2]}, a positive multiple of 32")
+    return x.detach().mT.contiguous()
 
 
 def _check_tensor(xq: MXFP8Tensor) -> None:

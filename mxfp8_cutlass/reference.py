@@ -205,6 +205,39 @@ def grouped_mm(
     return out
 
 
+@torch.no_grad()
+def grouped_mm_columnwise(
+    a: MXFP8Tensor,
+    b: MXFP8Tensor,
+    columns: list[int],
+    sizes: list[int],
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    out: torch.Tensor | None = None,
+    accumulate: bool = False,
+) -> torch.Tensor:
+    """(N, C) x (K, C) -> (G, N, K): the product over the `sizes[g]` columns from `columns[g]` on, a multiple of 32.
+
+    Plus the old `out` if `accumulate`, rounded once to out's dtype. A group of no columns gives zeros.
+    """
+    if out is None:
+        out = torch.zeros((len(sizes), a.shape[0], b.shape[0]), dtype=out_dtype, device=a.device)
+    for target, first, size in zip(out, columns, sizes, strict=True):
+        if size == 0:
+            if not accumulate:
+                target.zero_()
+            continue
+        blocks = slice(first // BLOCK, -(-(first + size) // BLOCK))
+        elements = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
+        lhs, rhs = (MXFP8Tensor.unchecked(x.data[:, elements], x.scale_bytes[:, blocks]) for x in (a, b))
+        work = torch.float32 if _fits_float32(lhs) and _fits_float32(rhs) else torch.float64
+        product = dequantize(lhs, work) @ dequantize(rhs, work).mT
+        if accumulate:
+            product += target.to(work)
+        target.copy_(product)
+    return out
+
+
 def _fits_float32(xq: MXFP8Tensor) -> bool:
     """Whether float32 holds every value as a normal number: BLAS libraries may flush subnormals, and Inf is final."""
     byte = xq.scale_bytes
