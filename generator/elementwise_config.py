@@ -5,15 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 TARGETS = ("90a", "100a")
 FORMATS = {"e4m3": "E4M3", "e5m2": "E5M2"}
 INPUTS = {"bf16": "Bf16", "fp16": "Fp16", "fp32": "Fp32"}
 SCALINGS = {"rceil": "Rceil", "floor": "Floor"}
-FOLD_FUNCTIONS = {1: "fold_runs", 128: "fold_tiles"}
 SWIZZLE_FUNCTIONS = {"swizzle": "swizzle_scales", "unswizzle": "unswizzle_scales"}
 SWIZZLE_GROUPS = {"rows": "RowGroups", "blocks": "BlockGroups"}
+
+
+class FoldBox(NamedTuple):
+    """What a stage of the fold kernel's shared memory holds, and how many stages there are."""
+
+    rows: int
+    runs: int
+    """Runs of 128 elements of each row."""
+    stages: int
+
+    @property
+    def bytes(self) -> int:
+        """Elements of a stage."""
+        return self.rows * self.runs * 128
+
+
+FOLD_BOXES = {1: FoldBox(64, 2, 4), 128: FoldBox(128, 4, 3)}
+"""By the rows that share a scale; a tile's rows are those of a box, and its 3 stages fill an SM. Runs side by side share
+sectors of scale bytes, rows those of `run_scale`. docs/kernel-notes.md has what other sizes gave."""
 
 
 @dataclass(frozen=True, order=True)
@@ -23,9 +41,15 @@ class MemoryBoundConfig:
     target_sm: str
     """Architecture, "90a" or "100a"."""
 
-    threads: ClassVar[int] = 256
-    """Threads of a CTA: 8 warps, as the tiles of fold.cuh and swizzle.cuh need; others would run with any number."""
-    shared_memory: ClassVar[int] = 0
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA: 8 warps, as swizzle.cuh needs; quantize and dequantize would run with any number."""
+        return 256
+
+    @property
+    def shared_memory(self) -> int:
+        """Dynamic shared memory of a CTA in bytes."""
+        return 0
 
     @property
     def prefix(self) -> str:
@@ -113,18 +137,33 @@ class FoldConfig(ElementwiseConfig):
         return f"{self.prefix}_fold_{self.element}_{self.rows}x128{suffix}"
 
     @property
-    def runs_per_cta(self) -> int:
-        """Runs of 128 elements that one CTA handles: 16 for each warp, which makes one tile of a CTA."""
-        return self.threads // 2
+    def box(self) -> FoldBox:
+        """What a CTA handles at once."""
+        return FOLD_BOXES[self.rows]
 
     @property
-    def function(self) -> str:
-        """The function of fold.cuh."""
-        return FOLD_FUNCTIONS[self.rows]
+    def tiles(self) -> bool:
+        """Whether rows share scales."""
+        return self.rows > 1
+
+    @property
+    def threads(self) -> int:
+        """A thread for each run of a box."""
+        return self.box.rows * self.box.runs
+
+    @property
+    def shared_memory(self) -> int:
+        """Stages, a barrier of 8 bytes for each, and two scales of 4 bytes for each warp and run."""
+        return self.box.stages * (self.box.bytes + 8) + self.threads // 32 * self.box.runs * 8
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """What an SM holds, of 228 KiB of shared memory, of which each CTA takes 1 KiB more, and 2048 threads."""
+        return min(228 * 1024 // (self.shared_memory + 1024), 2048 // self.threads)
 
     def check(self) -> str | None:
         """Why this config cannot be built, or None."""
-        return super().check() or _unknown("rows", self.rows, FOLD_FUNCTIONS)
+        return super().check() or _unknown("rows", self.rows, FOLD_BOXES)
 
 
 @dataclass(frozen=True, order=True)
@@ -193,7 +232,7 @@ class SwizzleConfig(MemoryBoundConfig):
         )
 
 
-def _unknown(field: str, value: object, known: dict[str, str] | dict[int, str]) -> str | None:
+def _unknown(field: str, value: object, known: dict[str, str] | dict[int, FoldBox]) -> str | None:
     return None if value in known else f"{field}={value!r}: one of {', '.join(str(k) for k in known)}"
 
 
@@ -208,7 +247,7 @@ def elementwise_configs(target_sm: str) -> tuple[QuantizeConfig | FoldConfig | D
     flags = (False, True)
     return (
         *(QuantizeConfig(target_sm, *fields) for fields in product(FORMATS, INPUTS, SCALINGS, flags)),
-        *(FoldConfig(target_sm, *fields) for fields in product(FORMATS, FOLD_FUNCTIONS, flags)),
+        *(FoldConfig(target_sm, *fields) for fields in product(FORMATS, FOLD_BOXES, flags)),
         *(DequantizeConfig(target_sm, *fields) for fields in product(FORMATS, INPUTS)),
     )
 

@@ -10,6 +10,7 @@ import torch
 from mxfp8_cutlass.generator.elementwise_config import DequantizeConfig, FoldConfig, QuantizeConfig
 from mxfp8_cutlass.generator.render import KernelConfig
 from mxfp8_cutlass.kernel import load, target_of
+from mxfp8_cutlass.launch import TensorMap, tensor_map
 from mxfp8_cutlass.mxfp8_tensor import BLOCK, DTYPE_NAMES, RUN, TILE_ROWS, MXFP8Tensor, empty_by_run, tile_scale_shape
 
 MAX_RUNS = 2**30 - 64
@@ -45,18 +46,19 @@ class FoldParams(ctypes.Structure):
     """mxfp8::FoldParams of fold.cuh."""
 
     _fields_ = (
-        ("data", ctypes.c_void_p),
+        ("data", TensorMap),
+        ("data_out", TensorMap),
         ("scale", ctypes.c_void_p),
-        ("data_out", ctypes.c_void_p),
         ("scale_out", ctypes.c_void_p),
         ("run_scale", ctypes.c_void_p),
         ("tile_scale", ctypes.c_void_p),
         ("changed", ctypes.c_void_p),
-        ("map", RunMap),
         ("rows", ctypes.c_uint32),
-        ("row_tiles", ctypes.c_uint32),
+        ("row_boxes", ctypes.c_uint32),
         ("row_blocks", ctypes.c_uint32),
         ("runs_per_row", ctypes.c_uint32),
+        ("run_boxes", ctypes.c_uint32),
+        ("boxes", ctypes.c_uint32),
     )
 
 
@@ -106,28 +108,41 @@ def fold(xq: MXFP8Tensor, rows: int, *, stats: bool) -> tuple[MXFP8Tensor, torch
     data, scale = torch.empty_like(xq.data), torch.empty_like(xq.scale)
     changed = torch.zeros((), dtype=torch.int64, device=xq.device) if stats else None
     tile_scale, run_scale = None, empty_by_run(data, RUN)
-    n_rows, row_blocks = xq.shape[-2], xq.K // BLOCK
-    config = _fold_config(target_of(xq.device), DTYPE_NAMES[xq.dtype], rows, stats)
-    params = FoldParams(
-        data=xq.data.data_ptr(),
-        scale=xq.scale.data_ptr(),
-        data_out=data.data_ptr(),
-        scale_out=scale.data_ptr(),
-        run_scale=run_scale.data_ptr(),
-        rows=n_rows,
-        changed=None if changed is None else changed.data_ptr(),
-    )
     if rows == TILE_ROWS:
         tile_scale = torch.empty(tile_scale_shape(xq.shape), dtype=torch.uint8, device=xq.device)
-        params.tile_scale = tile_scale.data_ptr()
-        params.row_tiles, params.runs_per_row = tile_scale.shape[-2:]
-        params.row_blocks = row_blocks
-        grid = tile_scale.numel()
-    else:
-        params.map = run_map(xq.data.numel() // xq.K, row_blocks)
-        grid = -(-params.map.runs // config.runs_per_cta)
-    launch(config, params, grid, xq.device)
+    config = _fold_config(target_of(xq.device), DTYPE_NAMES[xq.dtype], rows, stats)
+    n_rows, runs_per_row = xq.shape[-2], run_scale.shape[-2]
+    row_boxes, run_boxes = -(-n_rows // config.box.rows), -(-runs_per_row // config.box.runs)
+    boxes = xq.shape[:-2].numel() * row_boxes * run_boxes
+    if boxes:  # there are no maps of empty tensors
+        params = FoldParams(
+            data=box_map(xq.data, config.box.rows),
+            data_out=box_map(data, config.box.rows),
+            scale=xq.scale.data_ptr(),
+            scale_out=scale.data_ptr(),
+            run_scale=run_scale.data_ptr(),
+            tile_scale=None if tile_scale is None else tile_scale.data_ptr(),
+            changed=None if changed is None else changed.data_ptr(),
+            rows=n_rows,
+            row_boxes=row_boxes,
+            row_blocks=xq.K // BLOCK,
+            runs_per_row=runs_per_row,
+            run_boxes=run_boxes,
+            boxes=boxes,
+        )
+        launch(config, params, min(boxes, resident_ctas(config, xq.device)), xq.device)
     return MXFP8Tensor.unchecked(data, scale, rows, tile_scale, run_scale), changed
+
+
+def box_map(data: torch.Tensor, box_rows: int) -> TensorMap:
+    """The map of FP8 data that a fold kernel copies by."""
+    return tensor_map(data.data_ptr(), data.shape[:-2].numel(), *data.shape[-2:], box_rows)
+
+
+@lru_cache(maxsize=64)
+def resident_ctas(config: FoldConfig, device: torch.device) -> int:
+    """As many CTAs as the device holds at once: a persistent kernel's grid."""
+    return torch.cuda.get_device_properties(device).multi_processor_count * config.ctas_per_sm
 
 
 def dequantize(xq: MXFP8Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -9,7 +9,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from mxfp8_cutlass.generator.render import KernelConfig, render
+from mxfp8_cutlass.launch import TensorMap
 from mxfp8_cutlass.templates import INCLUDE
 
 EMULATOR = Path(__file__).parent / "emulator"
@@ -24,7 +27,7 @@ class Kernels:
         headers = sorted(
             {line for text in sources.values() for line in text.splitlines() if line.startswith("#include")}
         )
-        parts = ['#include "cuda_on_cpu.h"', *headers]
+        parts = ['#include "cuda_on_cpu.h"', "#define gridDim emulator::grid_size", *headers]
         for config, text in sources.items():
             body = re.sub(r"^#include.*$", "", text, flags=re.MULTILINE).replace('extern "C"', "")
             params = re.search(r"mxfp8::\w+Params", body)[0]
@@ -46,6 +49,11 @@ class Kernels:
         if grid:
             self.launched.append(config.name)
             getattr(self._library, config.name)(ctypes.byref(params), ctypes.c_uint(grid))
+
+
+def box_map(data: torch.Tensor, box_rows: int) -> TensorMap:
+    """In place of elementwise.box_map: mxfp8::TensorMap of tests/emulator/mxfp8/copy_engine.cuh."""
+    return TensorMap((ctypes.c_uint64 * 16)(data.data_ptr(), data.shape[:-2].numel(), *data.shape[-2:], box_rows))
 
 
 def find_compiler() -> str | None:

@@ -27,7 +27,8 @@ COMPILER = kernel_emulator.find_compiler()
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ with _Float16")
 
 SHAPES = [(1, 32), (3, 96), (2, 5, 160), (70, 256), (2, 129, 416)]
-TO_FOLD = [*SHAPES, (300, 288)]
+TO_FOLD = [*SHAPES, (2, 300, 544)]
+"""The last has more boxes for each CTA than there are stages."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +40,8 @@ def compiled(tmp_path_factory):
 def kernels(compiled, monkeypatch):
     """CPU tensors take the way of CUDA tensors, up to the launch."""
     monkeypatch.setattr(elementwise, "launch", compiled.launch)
+    monkeypatch.setattr(elementwise, "box_map", kernel_emulator.box_map)
+    monkeypatch.setattr(elementwise, "resident_ctas", lambda config, device: 2)  # few: CTAs go through their stages
     monkeypatch.setattr(elementwise, "target_of", lambda device: "90a")
     monkeypatch.setattr(quantize, "_on_cuda", lambda name, x: True)
     compiled.launched.clear()

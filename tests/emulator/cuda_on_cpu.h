@@ -25,7 +25,7 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 namespace emulator {
 
 struct Index { unsigned x; };
-inline Index thread, block, block_size;
+inline Index thread, block, block_size, grid_size;
 
 struct Fiber {
   ucontext_t context;
@@ -46,6 +46,7 @@ inline void run_fiber() {
 inline void launch(std::function<void()> body, unsigned grid, unsigned threads) {
   kernel = std::move(body);
   block_size.x = threads;
+  grid_size.x = grid;
   fibers.resize(threads);
   for (block.x = 0; block.x < grid; ++block.x) {
     for (Fiber& fiber : fibers) {
@@ -106,6 +107,7 @@ Value reduce(Value value, Combine combine) {
 inline int max(int a, int b) { return a > b ? a : b; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline unsigned max(unsigned a, unsigned b) { return a > b ? a : b; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline float __uint_as_float(unsigned x) { return emulator::bits<float>(x); }
 inline float __int_as_float(int x) { return emulator::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return emulator::bits<unsigned>(x); }

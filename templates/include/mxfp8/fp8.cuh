@@ -65,30 +65,57 @@ __device__ inline float power_of_two(int exponent) {
   return __int_as_float(exponent > -kBias ? (exponent + kBias) << 23 : 1 << 22);
 }
 
-// The largest magnitude of 16 elements as an FP8 byte: bytes order like the values that they encode, with Inf and NaN at
-// the top.
-__device__ inline u32 magnitude_max16(const u32 (&words)[4]) {
-  u32 even = 0, odd = 0;
+// The largest magnitude, as a half's bits: 0x7C00 or more if there are Inf or NaN.
+template <int N>
+__device__ u32 magnitude_max_halves(const u32 (&halves)[N]) {
+  u32 largest = halves[0];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    even = ptx::max_u16x2(even, words[i] & 0x007F007Fu);
-    odd = ptx::max_u16x2(odd, words[i] & 0x7F007F00u);
+  for (int i = 1; i < N; ++i) largest = ptx::max_magnitude_f16x2(largest, halves[i]);
+  return ptx::max_magnitude_f16x2(largest, largest >> 16) & 0x7FFF;
+}
+
+template <class Format, int N>
+__device__ void unpack_halves(const u32 (&words)[N], u32 (&halves)[2 * N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    halves[2 * i] = Format::to_half2(static_cast<u16>(words[i]));
+    halves[2 * i + 1] = Format::to_half2(static_cast<u16>(words[i] >> 16));
   }
-  even = ptx::max_u16x2(even, odd >> 8);
-  return max(even & 0xFFFFu, even >> 16);
+}
+
+template <class Format, int N>
+__device__ void pack_halves(const u32 (&halves)[2 * N], u32 (&words)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    words[i] = Format::pack2_half(halves[2 * i]) | static_cast<u32>(Format::pack2_half(halves[2 * i + 1])) << 16;
 }
 
 // The smallest shared scale under which `magnitude` * 2^(scale - 127) does not exceed the format's maximum, which is
 // 1.75 * 2^emax: the exponent, plus one for mantissas above 1.75. May be negative; kNoScale where nothing needs one.
 template <class Format>
-__device__ int needed_scale(u32 magnitude, int scale) {
+__device__ int needed_scale_of_half(u32 magnitude, int scale) {
   if (magnitude == 0 || scale == kScaleNan) return kNoScale;
-  const u32 bits = __float_as_uint(ptx::float_from_half(static_cast<u16>(Format::to_half2(static_cast<u16>(magnitude)))));
+  const u32 bits = __float_as_uint(ptx::float_from_half(static_cast<u16>(magnitude)));
   return scale - kBias - Format::kEmax + static_cast<int>((bits + 0x1FFFFF) >> 23);
+}
+
+template <class Format>
+__device__ int needed_scale(u32 magnitude, int scale) {
+  return needed_scale_of_half<Format>(Format::to_half2(static_cast<u16>(magnitude)) & 0xFFFF, scale);
 }
 
 // The E8M0 byte of a shared scale.
 __device__ inline int shared_scale(int needed) { return needed == kNoScale ? kBias : max(needed, 0); }
+
+// Half's normal powers of two.
+constexpr int kFewestSteps = -14, kMostSteps = 15;
+
+template <int N>
+__device__ void scale_halves(u32 (&halves)[N], int steps) {
+  const u32 factor = static_cast<u32>(steps + 15) * 0x04000400u;
+#pragma unroll
+  for (int i = 0; i < N; ++i) halves[i] = ptx::mul_f16x2(halves[i], factor);
+}
 
 // Words of finite elements times 2^steps, rounded once to nearest even in FP8 and never overflowing, which callers see to.
 // In halves: FP8 has few enough bits that a product is exact there unless it is far below half of FP8's smallest value,
@@ -96,22 +123,14 @@ __device__ inline int shared_scale(int needed) { return needed == kNoScale ? kBi
 template <class Format, int N>
 __device__ void shift_finite(u32 (&words)[N], int steps) {
   u32 halves[2 * N];
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    halves[2 * i] = Format::to_half2(static_cast<u16>(words[i]));
-    halves[2 * i + 1] = Format::to_half2(static_cast<u16>(words[i] >> 16));
-  }
+  unpack_halves<Format>(words, halves);
   steps = min(max(steps, -48), 48);  // as good as infinite
-  do {  // half's normal powers of two reach from 2^-14 to 2^15
-    const int step = min(max(steps, -14), 15);
-    const u32 factor = static_cast<u32>(step + 15) * 0x04000400u;
-#pragma unroll
-    for (int i = 0; i < 2 * N; ++i) halves[i] = ptx::mul_f16x2(halves[i], factor);
+  do {
+    const int step = min(max(steps, kFewestSteps), kMostSteps);
+    scale_halves(halves, step);
     steps -= step;
   } while (steps != 0);
-#pragma unroll
-  for (int i = 0; i < N; ++i)
-    words[i] = Format::pack2_half(halves[2 * i]) | static_cast<u32>(Format::pack2_half(halves[2 * i + 1])) << 16;
+  pack_halves<Format>(halves, words);
 }
 
 // How many of four elements have another value under scale byte `to` than they had under `from`.

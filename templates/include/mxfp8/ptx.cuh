@@ -73,6 +73,13 @@ __device__ inline u32 mul_f16x2(u32 a, u32 b) {
   return out;
 }
 
+// The larger magnitude, with some sign; NaN if one is NaN.
+__device__ inline u32 max_magnitude_f16x2(u32 a, u32 b) {
+  u32 out;
+  asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
+
 __device__ inline u32 max_u16x2(u32 a, u32 b) {
   u32 out;
   asm("max.u16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));

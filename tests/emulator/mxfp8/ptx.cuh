@@ -61,6 +61,13 @@ inline u32 f16x2_from_floats(float low, float high) { return half_from_float(low
 inline u32 mul_f16x2(u32 a, u32 b) {
   return f16x2_from_floats(float_from_half(a) * float_from_half(b), float_from_half(a >> 16) * float_from_half(b >> 16));
 }
+inline u32 max_magnitude_f16(u32 a, u32 b) {
+  const u32 sign = (a ^ b) & 0x8000, x = a & 0x7FFF, y = b & 0x7FFF;
+  return sign | (x > 0x7C00 || y > 0x7C00 ? 0x7FFF : max(x, y));
+}
+inline u32 max_magnitude_f16x2(u32 a, u32 b) {
+  return max_magnitude_f16(a & 0xFFFF, b & 0xFFFF) | max_magnitude_f16(a >> 16, b >> 16) << 16;
+}
 inline u32 max_u16x2(u32 a, u32 b) { return max(a & 0xFFFF, b & 0xFFFF) | max(a >> 16, b >> 16) << 16; }
 
 template <class Vector>
