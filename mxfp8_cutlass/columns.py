@@ -5,6 +5,8 @@ docs/numerics.md has the layout. What is here runs on either device and waits fo
 
 from __future__ import annotations
 
+from typing import final
+
 import torch
 
 from mxfp8_cutlass.checks import check_index
@@ -57,6 +59,7 @@ def transposed_groups(x: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     return torch.where(held, x[token].mT, x.new_zeros(())).contiguous()
 
 
+@final
 class ColumnwiseMXFP8:
     """Operand of a product that `offs` cuts along the contraction, such as a weight gradient's.
 

@@ -66,7 +66,7 @@ def grouped_mm(
         ValueError: a shape, device, layout, alignment (16 bytes) or value breaks a rule above; `out` overlaps an input;
             the device is neither SM90 nor SM100; `config` is not for this product.
     """
-    if isinstance(a, ColumnwiseMXFP8) or isinstance(b, ColumnwiseMXFP8):
+    if type(a) is ColumnwiseMXFP8 or type(b) is ColumnwiseMXFP8:
         checks.check_no_others(counts=counts, expected_m=expected_m, bias=bias, config=config, exact=exact or None)
         return grouped_mm_columnwise(a, b, offs, out_dtype=out_dtype, out=out, accumulate=accumulate)
     traits = (
