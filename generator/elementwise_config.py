@@ -30,7 +30,7 @@ class FoldBox(NamedTuple):
 
 
 FOLD_BOXES = {1: FoldBox(64, 2, 4), 128: FoldBox(128, 4, 3)}
-"""By the rows that share a scale; a tile's rows are those of a box, and its 3 stages fill an SM. Runs side by side share
+"""By rows that share a scale; a tile's rows are those of a box, and its 3 stages fill an SM. Runs side by side share
 sectors of scale bytes, rows those of `run_scale`. docs/kernel-notes.md has what other sizes gave."""
 
 

@@ -56,10 +56,11 @@ struct Fold {
 
     const u32 run_in_box = threadIdx.x % Box::kRuns, row_in_box = threadIdx.x / Box::kRuns;
     u32 stage = 0, phase = 0, changed = 0;
-    u32 scales = load_scales(params, blockIdx.x, row_in_box, run_in_box);
+    Place place = locate_box(params, blockIdx.x);
+    u32 scales = load_scales(params, place, row_in_box, run_in_box);
     for (u32 box = blockIdx.x; box < params.boxes; box += gridDim.x) {
-      const u32 next_scales = load_scales(params, box + gridDim.x, row_in_box, run_in_box);
-      const Place place = locate_box(params, box);
+      const Place next = locate_box(params, box + gridDim.x);
+      const u32 next_scales = load_scales(params, next, row_in_box, run_in_box);
       const u32 row = place.first_row + row_in_box, run = place.first_run + run_in_box;
       u8* const bytes = memory + stage * Box::kBytes;
       ptx::barrier_wait(&full[stage], phase);
@@ -88,6 +89,7 @@ struct Fold {
         const u32 free = (stage + Box::kStages - 1) % Box::kStages;
         load(params, box + (Box::kStages - 1) * gridDim.x, memory + free * Box::kBytes, &full[free]);
       }
+      place = next;
       scales = next_scales;
       if (++stage == Box::kStages) stage = 0, phase ^= 1;
     }
@@ -99,8 +101,9 @@ struct Fold {
   }
 
  private:
-  // Neighbouring CTAs take neighbouring boxes of the same rows: their scale bytes meet in L2.
+  // Neighbouring CTAs take neighbouring boxes of the same rows: their scale bytes meet in L2. Past the last box: the last.
   static __device__ Place locate_box(const FoldParams& params, u32 box) {
+    box = min(box, params.boxes - 1);
     const u32 rows = box / params.run_boxes;  // over all matrices
     const u32 matrix = rows < params.row_boxes ? 0 : rows / params.row_boxes;
     return {matrix, (rows - matrix * params.row_boxes) * Box::kRows, (box - rows * params.run_boxes) * Box::kRuns};
@@ -134,9 +137,7 @@ struct Fold {
   }
 
   // The four scale bytes of a run; zeros where the row or the tensor has ended, as elements are.
-  static __device__ u32 load_scales(const FoldParams& params, u32 box, u32 row_in_box, u32 run_in_box) {
-    if (box >= params.boxes) return 0;
-    const Place place = locate_box(params, box);
+  static __device__ u32 load_scales(const FoldParams& params, const Place& place, u32 row_in_box, u32 run_in_box) {
     const u32 row = place.first_row + row_in_box, run = place.first_run + run_in_box;
     if (row >= params.rows || run >= params.runs_per_row) return 0;
     const u8* scale = params.scale + (place.matrix * params.rows + row) * params.row_blocks + run * kBlocksPerRun;
