@@ -7,6 +7,7 @@ from mxfp8_cutlass.columnwise import quantize_both, quantize_columnwise
 from mxfp8_cutlass.generator.tile_config import TileConfig
 from mxfp8_cutlass.grouped_gemm import grouped_gemm
 from mxfp8_cutlass.grouped_mm import grouped_mm
+from mxfp8_cutlass.grouped_mxfp8 import GroupedMXFP8, prepare_rowwise, requantize_columnwise
 from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
 from mxfp8_cutlass.quantize import dequantize, fold, quantize
 from mxfp8_cutlass.scale_layout import swizzle_scales, unswizzle_scales
@@ -14,15 +15,18 @@ from mxfp8_cutlass.select import select_kernel
 
 __all__ = [
     "ColumnwiseMXFP8",
+    "GroupedMXFP8",
     "MXFP8Tensor",
     "TileConfig",
     "dequantize",
     "fold",
     "grouped_gemm",
     "grouped_mm",
+    "prepare_rowwise",
     "quantize",
     "quantize_both",
     "quantize_columnwise",
+    "requantize_columnwise",
     "select_kernel",
     "swizzle_scales",
     "unswizzle_scales",
