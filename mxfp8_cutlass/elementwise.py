@@ -136,7 +136,8 @@ def fold(xq: MXFP8Tensor, rows: int, *, stats: bool) -> tuple[MXFP8Tensor, torch
 
 def box_map(data: torch.Tensor, box_rows: int) -> TensorMap:
     """The map of FP8 data that a fold kernel copies by."""
-    return tensor_map(data.data_ptr(), data.shape[:-2].numel(), *data.shape[-2:], box_rows)
+    rows, k = data.shape[-2:]
+    return tensor_map(data.data_ptr(), (data.shape[:-2].numel(), rows, k), (box_rows, RUN))
 
 
 @lru_cache(maxsize=64)

@@ -9,8 +9,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from mxfp8_cutlass.generator.render import KernelConfig, render
 from mxfp8_cutlass.launch import TensorMap
 from mxfp8_cutlass.templates import INCLUDE
@@ -51,9 +49,10 @@ class Kernels:
             getattr(self._library, config.name)(ctypes.byref(params), ctypes.c_uint(grid))
 
 
-def box_map(data: torch.Tensor, box_rows: int) -> TensorMap:
-    """In place of elementwise.box_map: mxfp8::TensorMap of tests/emulator/mxfp8/copy_engine.cuh."""
-    return TensorMap((ctypes.c_uint64 * 16)(data.data_ptr(), data.shape[:-2].numel(), *data.shape[-2:], box_rows))
+def tensor_map(address: int, shape: tuple[int, int, int], box: tuple[int, int]) -> TensorMap:
+    """In place of launch.tensor_map: mxfp8::TensorMap of tests/emulator/mxfp8/copy_engine.cuh."""
+    assert box[1] == 128
+    return TensorMap((ctypes.c_uint64 * 16)(address, *shape, box[0]))
 
 
 def find_compiler() -> str | None:

@@ -40,7 +40,7 @@ def compiled(tmp_path_factory):
 def kernels(compiled, monkeypatch):
     """CPU tensors take the way of CUDA tensors, up to the launch."""
     monkeypatch.setattr(elementwise, "launch", compiled.launch)
-    monkeypatch.setattr(elementwise, "box_map", kernel_emulator.box_map)
+    monkeypatch.setattr(elementwise, "tensor_map", kernel_emulator.tensor_map)
     monkeypatch.setattr(elementwise, "resident_ctas", lambda config, device: 2)  # few: CTAs go through their stages
     monkeypatch.setattr(elementwise, "target_of", lambda device: "90a")
     monkeypatch.setattr(quantize, "_on_cuda", lambda name, x: True)

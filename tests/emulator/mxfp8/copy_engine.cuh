@@ -6,7 +6,7 @@
 
 namespace mxfp8 {
 
-// kernel_emulator.box_map makes them.
+// kernel_emulator.tensor_map makes them.
 struct alignas(64) TensorMap {
   u64 address, matrices, rows, k, box_rows, padding[11];
 };
