@@ -123,9 +123,9 @@ class TileConfig:
     @property
     def table_offset(self) -> int:
         """Bytes of the kernel's struct of shared memory, up to its alignment; the table of groups lies behind it."""
-        used = (
-            self.stages * self.stage_bytes + self.converted_bytes + (0 if self.exact else max(self.staging_bytes, 16))
-        )
+        used = self.stages * self.stage_bytes + self.converted_bytes
+        if not self.exact:
+            used += max(self.staging_bytes, 16) + 16 * 4 * self.consumers  # and each consumer warp's next tile
         return -(-used // 1024) * 1024
 
     @property
