@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import bounds
 import pytest
 import torch
 from mx_checks import wild
 from products import E4M3, E5M2, generator, is_poisoned, offsets, poisoned
-from token_groups import SPLITS, columns_of
+from token_groups import SPLITS, check_columnwise_product, columns_of
 
 import mxfp8_cutlass as mx
-from mxfp8_cutlass.quantize import fold
 
 OUTPUTS = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -28,27 +26,6 @@ def columnwise(tokens, features, sizes, device="cpu", *, dtype=E4M3, fold_rows=0
     return mx.quantize_columnwise(x.to(torch.bfloat16), offsets(sizes, device), dtype, fold_rows=fold_rows)
 
 
-def as_run(a, b):
-    """The operands that are multiplied, and the promotion interval."""
-    if a.device.type == "cpu":
-        return a.tensor, b.tensor, None
-    return fold(a.tensor), fold(b.tensor, 1 if b.folded == 1 else 128), 128
-
-
-def check_product(got, a, b, sizes, old=None):
-    """Every group, those without tokens too."""
-    run_a, run_b, promotion_k = as_run(a, b)
-    values_a, values_b = bounds.values(run_a), bounds.values(run_b)
-    assert got.shape == (len(sizes), a.shape[0], b.shape[0])
-    for group, columns in columns_of(a, offsets(sizes).tolist()):
-        before = None if old is None else old[group]
-        if sizes[group] == 0:
-            assert torch.equal(got[group], torch.zeros_like(got[group]) if old is None else before)
-            continue
-        expected = bounds.expect(values_a[:, columns], values_b[:, columns], promotion_k, old=before)
-        bounds.check(got[group], expected, f"group {group}")
-
-
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("tokens", [0, 7, 300, 1024])
@@ -60,7 +37,7 @@ def test_splits(device, tokens, split, accumulate):
         out.copy_(torch.randn(out.shape))
     old = out.clone() if accumulate else None
     assert mx.grouped_mm(a, b, offsets(sizes, device), out=out, accumulate=accumulate) is out
-    check_product(out, a, b, sizes, old)
+    check_columnwise_product(out, a, b, sizes, old)
 
 
 @pytest.mark.parametrize("folds", [(0, 0), (1, 1), (1, 128)], ids=str)
@@ -73,7 +50,7 @@ def test_types(device, dtype_a, dtype_b, out_dtype, folds):
     b = columnwise(200, 272, sizes, device, dtype=dtype_b, fold_rows=folds[1], seed=2)
     got = mx.grouped_mm(a, b, out_dtype=out_dtype)
     assert got.dtype == (out_dtype or torch.bfloat16)
-    check_product(got, a, b, sizes)
+    check_columnwise_product(got, a, b, sizes)
     assert torch.equal(got, mx.grouped_mm(a, b, out_dtype=out_dtype))
 
 
@@ -82,7 +59,7 @@ def test_many_groups(device, groups):
     sizes = [(7 * g) % 3 for g in range(groups)]
     tokens = sum(sizes) + 2
     a, b = columnwise(tokens, 16, sizes, device, seed=1), columnwise(tokens, 16, sizes, device, seed=2)
-    check_product(mx.grouped_mm(a, b, out_dtype=torch.float32), a, b, sizes)
+    check_columnwise_product(mx.grouped_mm(a, b, out_dtype=torch.float32), a, b, sizes)
 
 
 def test_blocks_that_differ_by_orders_of_magnitude(device):
@@ -91,7 +68,7 @@ def test_blocks_that_differ_by_orders_of_magnitude(device):
         mx.quantize_columnwise(wild((48, 352), torch.bfloat16, seed).mT.contiguous().to(device), offsets(sizes, device))
         for seed in (1, 2)
     )
-    check_product(mx.grouped_mm(a, b, out_dtype=torch.float32), a, b, sizes)
+    check_columnwise_product(mx.grouped_mm(a, b, out_dtype=torch.float32), a, b, sizes)
 
 
 def test_columns_of_no_group_are_not_used(device):

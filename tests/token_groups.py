@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import bounds
 import torch
+from products import offsets
 
 from mxfp8_cutlass.columns import ColumnwiseMXFP8
+from mxfp8_cutlass.quantize import fold
 
 SPLITS = {  # name: group sizes of about T tokens; what is left over is the tail of the capacity
     "even": lambda t: [t // 4] * 4,
@@ -46,3 +49,24 @@ def with_poisoned_tail(x: torch.Tensor, used: int) -> torch.Tensor:
     x = x.clone()
     x[used:] = float("nan")
     return x
+
+
+def as_run(a, b):
+    """The operands that are multiplied, and the promotion interval."""
+    if a.device.type == "cpu":
+        return a.tensor, b.tensor, None
+    return fold(a.tensor), fold(b.tensor, 1 if b.folded == 1 else 128), 128
+
+
+def check_columnwise_product(got, a, b, sizes, old=None):
+    """Every group, those without tokens too."""
+    run_a, run_b, promotion_k = as_run(a, b)
+    values_a, values_b = bounds.values(run_a), bounds.values(run_b)
+    assert got.shape == (len(sizes), a.shape[0], b.shape[0])
+    for group, columns in columns_of(a, offsets(sizes).tolist()):
+        before = None if old is None else old[group]
+        if sizes[group] == 0:
+            assert torch.equal(got[group], torch.zeros_like(got[group]) if old is None else before)
+            continue
+        expected = bounds.expect(values_a[:, columns], values_b[:, columns], promotion_k, old=before)
+        bounds.check(got[group], expected, f"group {group}")
