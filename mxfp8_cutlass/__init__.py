@@ -14,6 +14,7 @@ from mxfp8_cutlass.grouped_mxfp8 import GroupedMXFP8, prepare_rowwise, requantiz
 from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
 from mxfp8_cutlass.quantize import dequantize, fold, quantize
 from mxfp8_cutlass.scale_layout import swizzle_scales, unswizzle_scales
+from mxfp8_cutlass.scaled_grouped_mm import scaled_grouped_mm
 from mxfp8_cutlass.select import select_kernel
 from mxfp8_cutlass.weight_cache import WeightCache
 
@@ -35,6 +36,7 @@ __all__ = [
     "quantize_both",
     "quantize_columnwise",
     "requantize_columnwise",
+    "scaled_grouped_mm",
     "select_kernel",
     "swizzle_scales",
     "unswizzle_scales",

@@ -11,7 +11,7 @@ import torch
 
 from mxfp8_cutlass.checks import check_index
 from mxfp8_cutlass.generator.tile_config import MAX_GROUPS
-from mxfp8_cutlass.mxfp8_tensor import RUN, MXFP8Tensor
+from mxfp8_cutlass.mxfp8_tensor import BLOCK, RUN, MXFP8Tensor
 
 ALIGNMENT = RUN
 """Groups begin at multiples of as many columns, so that no run of 128, and no tile of a kernel, has two groups."""
@@ -57,6 +57,30 @@ def transposed_groups(x: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         return x.new_zeros((features, column_capacity(0, offs.shape[0])))
     token, held = token_of_column(offs, tokens)
     return torch.where(held, x[token].mT, x.new_zeros(())).contiguous()
+
+
+def columns_of_rows(data: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor) -> ColumnwiseMXFP8:
+    """Bring an operand whose groups lie one right after another to the columns that its groups have here.
+
+    data (features, tokens): offs cuts its last axis. scale, bytes (features, blocks): ceil(n / 32) for a group of n
+    tokens, right after those of the groups before.
+    """
+    features, tokens = data.shape
+    capacity = column_capacity(tokens, offs.shape[0])
+    if tokens == 0:
+        empty = data.new_zeros((features, capacity)), scale.new_zeros((features, capacity // BLOCK))
+        return ColumnwiseMXFP8(MXFP8Tensor.unchecked(*empty), offs, tokens)
+    token, held = token_of_column(offs, tokens)
+    begins, ends, first_columns = group_bounds(offs)
+    blocks = -(-(ends - begins) // BLOCK)
+    first_blocks = blocks.cumsum(0) - blocks
+    column = torch.arange(0, capacity, BLOCK, device=offs.device)
+    group = (torch.searchsorted(first_columns, column, right=True) - 1).clamp(min=0)
+    block = (first_blocks[group] + (column - first_columns[group]) // BLOCK).clamp(0, scale.shape[1] - 1)
+    zero = torch.zeros((), dtype=torch.uint8, device=data.device)
+    elements = torch.where(held, data.view(torch.uint8)[:, token], zero).view(data.dtype)
+    scales = torch.where(held[::BLOCK], scale[:, block], zero)
+    return ColumnwiseMXFP8(MXFP8Tensor.unchecked(elements, scales), offs, tokens)
 
 
 @final

@@ -192,10 +192,10 @@ def grouped_mm(
     n_groups, n = b.shape[0], b.shape[1]
     if out is None:
         out = torch.zeros((*a.shape[:-1], n), dtype=out_dtype, device=a.device)
-    work = torch.float32 if _fits_float32(a) and _fits_float32(b) else torch.float64
     for group, rows in enumerate(_group_rows(a, n_groups, offs, counts)):
         lhs, target = _rows_of(a, rows), out[rows]
         rhs = MXFP8Tensor.unchecked(b.data[group], b.scale_bytes[group])
+        work = torch.float32 if _fits_float32(lhs) and _fits_float32(rhs) else torch.float64
         product = dequantize(lhs, work) @ dequantize(rhs, work).mT
         if bias is not None:
             product += bias[group].to(work)
