@@ -28,7 +28,7 @@ def add_scaled_bias(y: torch.Tensor, bias: torch.Tensor, bias_scale: torch.Tenso
     """y[i] += bias_scale[i] * bias[g] for each row i of group g, in float32, rounded once; in place."""
     group, held = group_of_token(offs, y.shape[0])
     total = y.to(torch.float32) + bias_scale.to(torch.float32)[:, None] * bias.to(torch.float32)[group]
-    y.copy_(torch.where(held[:, None], total, y))
+    y.copy_(torch.where(held[:, None], total.to(y.dtype), y))
 
 
 @torch.no_grad()

@@ -8,10 +8,12 @@ import bounds
 import pytest
 import torch
 from linear_problems import NAMES, SIZES, problem, step
-from products import E4M3, E5M2, offsets
+from products import E4M3, E5M2, is_poisoned, offsets, poisoned
 from token_groups import SPLITS, check_columnwise_product, tokens_of
 
 import mxfp8_cutlass as mx
+from mxfp8_cutlass import linear_ops
+from mxfp8_cutlass.group_sums import add_scaled_bias
 from mxfp8_cutlass.grouped_mxfp8 import GroupedMXFP8
 
 
@@ -150,6 +152,45 @@ def test_what_is_saved(device):
     assert sum(t.nbytes for t in saved(NAMES)) < 1.05 * 256 * (640 + 2 * 128)
     assert [t.dtype for t in saved(("x",))] == [torch.int32]
     assert torch.bfloat16 in {t.dtype for t in saved(("weight",), wgrad="bf16")}
+
+
+def test_a_frozen_part_costs_nothing(device, monkeypatch):
+    """No columns for a frozen weight, no rows of dY for a frozen input, whose weight may change before backward."""
+    case = problem(device, bias=None)
+    asked = []
+    original = linear_ops.both_directions
+
+    def spy(*arguments, rowwise, columnwise, **options):
+        asked.append((rowwise, columnwise))
+        return original(*arguments, rowwise=rowwise, columnwise=columnwise, **options)
+
+    monkeypatch.setattr(linear_ops, "both_directions", spy)
+    for needed, options, expected in (
+        (("x",), {}, [(1, None), (1, None)]),
+        (("weight",), {}, [(1, 128), (None, 1)]),
+        (("x", "weight"), {}, [(1, 128), (1, 1)]),
+        (("weight",), {"wgrad": "bf16"}, [(1, None)]),
+        ((), {}, [(1, None)]),
+    ):
+        asked.clear()
+        step(case, needed, **options)
+        assert asked == expected, needed
+    leaves = case.leaves(("weight",))
+    y = mx.grouped_linear(leaves["x"], leaves["weight"], case.offs)
+    with torch.no_grad():
+        leaves["weight"].zero_()
+    y.backward(case.dy)
+    assert torch.equal(leaves["weight"].grad, step(case, ("weight",))[1]["weight"])
+
+
+def test_scaled_bias_leaves_rows_of_no_group_alone(device):
+    case = problem(device)
+    y = poisoned(case.dy.shape, torch.bfloat16, device)
+    y[: case.used] = 0
+    add_scaled_bias(y, case.bias, case.bias_scale, case.offs)
+    assert is_poisoned(y[case.used :])
+    for g, rows in groups_of(case):
+        assert torch.equal(y[rows], (case.bias_scale[rows, None] * case.bias[g].float()).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize("wgrad", ["mxfp8", "bf16"])

@@ -202,14 +202,28 @@ def test_the_cache_without_dgrad(device, quantized):
 
 
 def test_the_cache_forgets_weights_that_are_gone(device):
+    """The next one may lie where they lay."""
     case, cache = problem(device, bias=None), mx.WeightCache()
-    for _ in range(3):
-        weight = case.weight.clone()
+    for factor in (1, 2, 3):
+        weight = case.weight * factor
         y = mx.grouped_linear(case.x, weight, case.offs, weight_cache=cache)
-        assert torch.equal(y[: case.used], mx.grouped_linear(case.x, case.weight, case.offs)[: case.used])
+        assert torch.equal(y[: case.used], mx.grouped_linear(case.x, weight, case.offs)[: case.used])
         del weight
         gc.collect()
     assert len(cache) == 0
+
+
+def test_one_cache_for_several_weights(device, quantized):
+    case, cache = problem(device, bias=None), mx.WeightCache()
+    both = torch.stack([case.weight, case.weight * 3])
+    for weight in (case.weight, *both, *both):  # views of one storage, too
+        y = mx.grouped_linear(case.x, weight, case.offs, weight_cache=cache)
+        assert torch.equal(y[: case.used], mx.grouped_linear(case.x, weight, case.offs)[: case.used])
+    for options in ({"element_dtype": torch.float8_e5m2}, {"scaling": "floor"}):
+        y = mx.grouped_linear(case.x, case.weight, case.offs, weight_cache=cache, **options)
+        assert torch.equal(y[: case.used], mx.grouped_linear(case.x, case.weight, case.offs, **options)[: case.used])
+    assert len(cache) == 5
+    assert len(quantized) == 5 + 7
 
 
 def test_no_cache_quantizes_each_time(device, quantized):
