@@ -16,10 +16,9 @@ SPLITS = ([100, 0, 1, 63, 120], [0, 0, 0, 0, 0], [64, 64, 64, 64, 64], [0, 0, 32
 
 
 def train(leaves, offs, dy, **options):
-    """Forward and backward, into gradients that exist already."""
-    y = mx.grouped_linear(
-        leaves["x"], leaves["weight"], offs, leaves["bias"], bias_scale=leaves["bias_scale"], **options
-    )
+    """Forward and backward: the output, and all gradients."""
+    x, weight, bias, bias_scale = (leaves[name] for name in NAMES)
+    y = mx.grouped_linear(x, weight, offs, bias, bias_scale=bias_scale, **options)
     grads = torch.autograd.grad(y, [x, weight, bias, bias_scale], dy)
     return y, dict(zip(NAMES, grads, strict=True))
 
