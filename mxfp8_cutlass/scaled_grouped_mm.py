@@ -128,9 +128,9 @@ def _compact(
     name: str,
     scale: object,
     rows: torch.Tensor,
-    swizzled: bool,
+    swizzled: bool,  # noqa: FBT001
     offs: torch.Tensor | None,
-    groups: Groups,  # noqa: FBT001
+    groups: Groups,
 ) -> torch.Tensor:
     """Scale bytes (..., R, blocks) of `rows` (..., R, K)."""
     if not isinstance(scale, torch.Tensor):
