@@ -1,13 +1,20 @@
 """Launches each kind of kernel once, on small ragged problems: what to run under compute-sanitizer. No test by itself.
 
+With the argument `racecheck`, each lane of a warp arrives at barriers for itself (templates/include/mxfp8/ring.cuh).
 docs/development.md has the commands.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+
 import torch
 
 import mxfp8_cutlass as mx
+from mxfp8_cutlass import inputs
+from mxfp8_cutlass.cache import get_cubin
 from mxfp8_cutlass.generator.config_space import sm90_configs
 
 SIZES = [130, 0, 1, 300, 64]
@@ -15,7 +22,18 @@ N, K = 400, 1120
 SHAPES = [(300, 256, 512), (17, 1024, 96), (0, 64, 32), (129, 16, 32)]
 
 
+def build_for_racecheck(configs: list[mx.TileConfig]) -> None:
+    """From here on kernels are compiled with MXFP8_RACECHECK; these at once, several at a time."""
+    render = inputs.render
+    inputs.render = lambda config: "#define MXFP8_RACECHECK\n" + render(config)
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("fork")) as processes:
+        list(processes.map(get_cubin, configs))
+
+
 def main() -> None:
+    configs = [c for c in sm90_configs() if (c.element_a, c.element_b, c.out) == ("e4m3", "e4m3", "bf16")]
+    if "racecheck" in sys.argv[1:]:
+        build_for_racecheck(configs)
     torch.manual_seed(0)
     groups, rows = len(SIZES), sum(SIZES) + 9
     x, w = torch.randn(rows, K, device="cuda"), torch.randn(groups, N, K, device="cuda")
@@ -30,7 +48,6 @@ def main() -> None:
     for scale, ends, cut in ((xq.scale, offs, "rows"), (xq.scale, 32 * torch.arange(1, 6).to(offs), "blocks")):
         mx.unswizzle_scales(mx.swizzle_scales(scale, ends, groups=cut), scale.shape, ends, groups=cut)
     folded = {rows: mx.fold(wq, rows, return_stats=True)[0] for rows in (1, 128)}
-    configs = [c for c in sm90_configs() if (c.element_a, c.element_b, c.out) == ("e4m3", "e4m3", "bf16")]
     for config in configs:
         exact = config.promotion_k == 32
         a, b = (xq, wq) if exact else (mx.fold(xq), folded[config.sfb_rows])

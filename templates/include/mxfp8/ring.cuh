@@ -10,6 +10,31 @@ namespace mxfp8 {
 using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
 using EmptyBarrier = cutlass::arch::ClusterBarrier;
 
+// A warp arrives once, by one lane, behind a __syncwarp() that orders the other lanes' accesses before it. racecheck does not
+// follow that and reports them: a build with MXFP8_RACECHECK has each lane arrive for itself (docs/development.md).
+#ifdef MXFP8_RACECHECK
+inline constexpr unsigned kWarpArrivals = 32;
+#else
+inline constexpr unsigned kWarpArrivals = 1;
+#endif
+
+template <class Barrier>
+__device__ inline void arrive_for_warp(const Barrier& barrier) {
+  __syncwarp();
+  if (kWarpArrivals == 32 || threadIdx.x % 32 == 0) barrier.arrive();
+}
+
+// The same, at that barrier of each CTA of a cluster.
+template <int Ctas, class Barrier>
+__device__ inline void arrive_for_warp_at_all(const Barrier& barrier, int lane) {
+  __syncwarp();
+  if constexpr (kWarpArrivals == 1) {
+    if (lane < Ctas) barrier.arrive(lane);
+  } else {
+    for (int cta = 0; cta < Ctas; ++cta) barrier.arrive(cta);
+  }
+}
+
 // Position in the ring; the phase bit flips with each turn.
 template <int Stages>
 struct RingPosition {

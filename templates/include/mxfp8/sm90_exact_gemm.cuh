@@ -43,8 +43,8 @@ struct Sm90ExactGemm {
   static constexpr int kProducerRegisters = kManySums ? 40 : 48, kConverterRegisters = kManySums ? 72 : 96;
   static constexpr int kConsumerRegisters = (512 - kProducerRegisters - kConverterRegisters) / 2;
   static constexpr int kLoaderThreads = 96;
-  static constexpr unsigned kFullArrivals = 1 + kLoaderThreads / 32;
-  static constexpr unsigned kEmptyArrivals = 4 * (1 + kConsumers) * kCluster;  // the converter's warps and the consumers'
+  static constexpr unsigned kFullArrivals = 1 + kWarpArrivals * kLoaderThreads / 32;
+  static constexpr unsigned kEmptyArrivals = kWarpArrivals * 4 * (1 + kConsumers) * kCluster;  // converter, consumers
   static constexpr unsigned kStageBytes = (TileM + TileN) * kTileK;
 
   using Scheduler = TileScheduler<TileM, TileN, ClusterM, ClusterN>;
@@ -89,8 +89,8 @@ struct Sm90ExactGemm {
         as_empty(shared.empty[s]).init(kEmptyArrivals);
       }
       for (int s = 0; s < Halves; ++s) {
-        as_empty(shared.converted_full[s]).init(4);
-        as_empty(shared.converted_empty[s]).init(4 * kConsumers);
+        as_empty(shared.converted_full[s]).init(kWarpArrivals * 4);
+        as_empty(shared.converted_empty[s]).init(kWarpArrivals * 4 * kConsumers);
       }
       cutlass::arch::fence_barrier_init();
     }
@@ -123,9 +123,7 @@ struct Sm90ExactGemm {
 
   // The calling warp is done with an FP8 stage.
   static __device__ void release(Shared& shared, int stage) {
-    __syncwarp();
-    const int lane = threadIdx.x % 32;
-    if (lane < kCluster) as_empty(shared.empty[stage]).arrive(lane);
+    arrive_for_warp_at_all<kCluster>(as_empty(shared.empty[stage]), threadIdx.x % 32);
   }
 
   // Warp 0: FP8 tiles. In a cluster each CTA fetches its share of a tile that several need and multicasts it.
@@ -214,8 +212,7 @@ struct Sm90ExactGemm {
             flags[loader] = (high ? 1 : 0) | (low ? 2 : 0);
             if (loader == 0) flags[3] = 0;
           }
-          __syncwarp();
-          if (lane == 0) as_full(shared.full[ring.stage]).arrive();
+          arrive_for_warp(as_full(shared.full[ring.stage]));
           ring.advance();
         }
       }
@@ -253,8 +250,7 @@ struct Sm90ExactGemm {
             convert_row<FormatB>(raw[item % 2], scales[row] >> (item / kRounds * 16), shared.converted[half.stage], row);
           if (item % kRounds == kRounds - 1) {
             cutlass::arch::fence_view_async_shared();  // wgmma reads through the async proxy
-            __syncwarp();
-            if (lane == 0) as_empty(shared.converted_full[half.stage]).arrive();
+            arrive_for_warp(as_empty(shared.converted_full[half.stage]));
             half.advance();
           }
         }
@@ -385,9 +381,8 @@ struct Sm90ExactGemm {
   }
 
   static __device__ void release_half(Shared& shared, Consumer& me) {
-    __syncwarp();
     const int stage = me.half.stage == 0 ? Halves - 1 : me.half.stage - 1;
-    if (threadIdx.x % 32 == 0) as_empty(shared.converted_empty[stage]).arrive();
+    arrive_for_warp(as_empty(shared.converted_empty[stage]));
   }
 
   // A wgmma descriptor's lower half: address and a field that swizzled layouts do not use.

@@ -36,7 +36,7 @@ struct Sm90GroupedGemm {
   static constexpr int kCluster = ClusterM * ClusterN;
   static constexpr bool kTileForm = SfbRows == 128;
   static constexpr unsigned kFullArrivals = kTileForm ? 1 : 1 + 32 * kLoaderWarps;
-  static constexpr unsigned kEmptyArrivals = 4 * kConsumers * kCluster;
+  static constexpr unsigned kEmptyArrivals = kWarpArrivals * 4 * kConsumers * kCluster;
 
   using Scheduler = TileScheduler<TileM, TileN, ClusterM, ClusterN>;
   using Scales = cuda::std::conditional_t<kTileForm, CopiedScales<TileM, Stages>, LoadedScales<TileM, TileN, Stages>>;
@@ -174,10 +174,7 @@ struct Sm90GroupedGemm {
       warpgroup_wait<0>();
       warpgroup_fence_operand(partial);
     };
-    auto release = [&] {
-      __syncwarp();
-      if (lane < kCluster) shared.barriers.empty(ring.stage).arrive(lane);
-    };
+    auto release = [&] { arrive_for_warp_at_all<kCluster>(shared.barriers.empty(ring.stage), lane); };
 
     Tile tile;
     bool more = scheduler.next(tile);
