@@ -26,7 +26,7 @@ class Chip:
     column_us: float
     """The same with a scale per column."""
     exact_share: float
-    """Time of an exact kernel's products, as a multiple of what they would take as BF16 alone: elements are converted."""
+    """Time of an exact kernel's products as a multiple of what BF16 alone would take: elements are converted."""
     exact_us: float
     """An exact kernel's time per 128 of K beside that."""
     store_us: float
