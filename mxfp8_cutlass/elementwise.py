@@ -94,7 +94,7 @@ def quantize(x: torch.Tensor, dtype: torch.dtype, scaling: str, *, fold: bool) -
     params = QuantizeParams(x.data_ptr(), data.data_ptr(), scale.data_ptr())
     run_scale = None
     if fold:
-        run_scale = empty_by_run(x, RUN)
+        run_scale = empty_by_run(x)
         params.run_scale, params.rows = run_scale.data_ptr(), x.shape[-2]
         params.map = run_map(scale.numel() // scale.shape[-1], scale.shape[-1])
     else:  # runs may cross rows: all blocks are one row
@@ -107,7 +107,7 @@ def fold(xq: MXFP8Tensor, rows: int, *, stats: bool) -> tuple[MXFP8Tensor, torch
     """See `mxfp8_cutlass.fold`; also the number of changed elements, if `stats`."""
     data, scale = torch.empty_like(xq.data), torch.empty_like(xq.scale)
     changed = torch.zeros((), dtype=torch.int64, device=xq.device) if stats else None
-    tile_scale, run_scale = None, empty_by_run(data, RUN)
+    tile_scale, run_scale = None, empty_by_run(data)
     if rows == TILE_ROWS:
         tile_scale = torch.empty(tile_scale_shape(xq.shape), dtype=torch.uint8, device=xq.device)
     config = _fold_config(target_of(xq.device), DTYPE_NAMES[xq.dtype], rows, stats)

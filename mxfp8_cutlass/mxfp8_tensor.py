@@ -105,7 +105,7 @@ class MXFP8Tensor:
     ) -> MXFP8Tensor:
         """For parts that this package made itself: no checks, since these cost more than launching a kernel does.
 
-        `run_scale`: what scale_by_run(128) is to return, if the kernel that wrote the other parts wrote it too.
+        `run_scale`: what scale_by_run is to return, if the kernel that wrote the other parts wrote it too.
         """
         self = cls.__new__(cls)
         self._set(data, scale.view(torch.float8_e8m0fnu), folded, tile_scale, run_scale)
@@ -141,19 +141,18 @@ class MXFP8Tensor:
         """The scales as the uint8 biased exponents that they are; shares memory with `scale`."""
         return self.scale.view(torch.uint8)
 
-    def scale_by_run(self, promotion_k: int) -> torch.Tensor:
-        """The scales as the grouped GEMM kernels read them: uint8 (..., ceil(K / promotion_k), R16), contiguous.
+    def scale_by_run(self) -> torch.Tensor:
+        """A folded tensor's scales as grouped GEMM kernels read them: uint8 (..., ceil(K / 128), R16), contiguous.
 
-        A tile's scales of one run of `promotion_k` elements lie together in this order. R16 is R rounded up to a
-        multiple of 16, and 256 bytes behind the last scale are readable too: kernels fetch aligned pieces of 16 bytes.
-        Bytes of rows from R on have no meaning. promotion_k is 32, or 128 for a folded tensor. What `fold` and
-        `quantize(..., fold=True)` have not written already, each call lays out anew: a copy kept here would be wrong
-        once `scale` changes, or on another stream, or after a capture.
+        A tile's scales of one run of 128 elements lie together in this order. R16 is R rounded up to a multiple of 16,
+        and 256 bytes behind the last scale are readable too: kernels fetch aligned pieces of 16 bytes. Bytes of rows
+        from R on have no meaning. What `fold` and `quantize(..., fold=True)` have not written already, each call lays
+        out anew: a copy kept here would be wrong once `scale` changes, or on another stream, or after a capture.
         """
-        if promotion_k == RUN and self._run_scale is not None:
+        if self._run_scale is not None:
             return self._run_scale
-        by_run = empty_by_run(self.data, promotion_k)
-        by_run[..., : self.shape[-2]] = self.scale_bytes[..., :: promotion_k // BLOCK].mT
+        by_run = empty_by_run(self.data)
+        by_run[..., : self.shape[-2]] = self.scale_bytes[..., :: RUN // BLOCK].mT
         return by_run
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -171,17 +170,20 @@ class MXFP8Tensor:
             return self
         scale = self.scale_bytes.to(device, non_blocking=non_blocking)
         tile_scale = None if self.tile_scale is None else self.tile_scale.to(device, non_blocking=non_blocking)
-        return MXFP8Tensor.unchecked(data, scale, self.folded, tile_scale)
+        run_scale = None
+        if self._run_scale is not None:
+            run_scale = empty_by_run(data).copy_(self._run_scale, non_blocking=non_blocking)
+        return MXFP8Tensor.unchecked(data, scale, self.folded, tile_scale, run_scale)
 
     def __repr__(self) -> str:
         shape = ", ".join(str(n) for n in self.shape)
         return f"MXFP8Tensor(({shape}), {self.dtype}, device={str(self.device)!r}, folded={self.folded})"
 
 
-def empty_by_run(data: torch.Tensor, promotion_k: int) -> torch.Tensor:
+def empty_by_run(data: torch.Tensor) -> torch.Tensor:
     """Room for what scale_by_run returns for a tensor with these elements, (..., R, K)."""
     *matrices, rows, k = data.shape
-    runs, padded = -(-k // promotion_k), -(-rows // ROW_PADDING) * ROW_PADDING
+    runs, padded = -(-k // RUN), -(-rows // ROW_PADDING) * ROW_PADDING
     count = math.prod(matrices) * runs * padded
     memory = torch.empty(count + SPARE_BYTES, dtype=torch.uint8, device=data.device)
     return memory[:count].view(*matrices, runs, padded)

@@ -10,7 +10,7 @@ import torch
 from mxfp8_cutlass import launch
 from mxfp8_cutlass.kernel import _target_of_index
 from mxfp8_cutlass.launch import GroupedGemmParams, TensorMap
-from mxfp8_cutlass.mxfp8_tensor import RUN, MXFP8Tensor
+from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
 
 grouped_mm = sys.modules["mxfp8_cutlass.grouped_mm"]  # the package's attribute of this name is the function
 DEVICE = torch.device("cuda:0")
@@ -33,7 +33,7 @@ def on_cuda(x):
         return None
     if isinstance(x, torch.Tensor):
         return x.as_subclass(CudaTensor)
-    run_scale = on_cuda(x.scale_by_run(RUN)) if x.folded else None
+    run_scale = on_cuda(x.scale_by_run()) if x.folded else None
     moved = MXFP8Tensor.unchecked(x.data, x.scale, x.folded, on_cuda(x.tile_scale), run_scale)
     moved.data, moved.scale = on_cuda(x.data), on_cuda(x.scale)
     return moved

@@ -82,15 +82,15 @@ def check_folding_at_once(x, dtype, scaling, device):
 
 def check_scale_by_run(folded):
     """The kernels write it; elsewhere it is made from the scales."""
-    by_run = folded.scale_by_run(128)
-    check_padding(folded, by_run, 128)
+    by_run = folded.scale_by_run()
+    check_padding(folded, by_run)
     np.testing.assert_array_equal(by_run[..., : folded.shape[-2]].cpu(), np.swapaxes(raw(folded)[1][..., ::4], -1, -2))
 
 
-def check_padding(xq, by_run, promotion_k):
+def check_padding(xq, by_run):
     """Every run starts at a multiple of 16 bytes, and 256 bytes behind the last may be read."""
     *matrices, rows, k = xq.shape
-    assert by_run.shape == (*matrices, -(-k // promotion_k), -(-rows // 16) * 16)
+    assert by_run.shape == (*matrices, -(-k // 128), -(-rows // 16) * 16)
     assert by_run.is_contiguous()
     assert by_run.data_ptr() % 16 == 0
     assert by_run.untyped_storage().nbytes() - by_run.storage_offset() - by_run.numel() >= 256

@@ -78,15 +78,12 @@ def test_refuses(error, match, args, kwargs):
 
 @pytest.mark.parametrize("shape", [(1, 32), (16, 96), (37, 160), (3, 5, 288), (0, 32), (2, 0, 32)])
 def test_scale_by_run(shape):
-    """Every block's scale in the exact kernels' order; no padding goes astray."""
+    """Every run's scale in the kernels' order, as fold writes it or laid out anew; no padding goes astray."""
     blocks = torch.arange(torch.Size(shape).numel() // 32, dtype=torch.uint8).view(*shape[:-1], shape[-1] // 32)
-    xq = MXFP8Tensor(data(*shape), blocks)
-    by_run = xq.scale_by_run(32)
-    check_padding(xq, by_run, 32)
-    assert torch.equal(by_run[..., : shape[-2]], blocks.mT)
-    folded = fold(xq)
-    check_padding(folded, folded.scale_by_run(128), 128)
-    assert torch.equal(folded.scale_by_run(128)[..., : shape[-2]], folded.scale_bytes[..., ::4].mT)
+    folded = fold(MXFP8Tensor(data(*shape), blocks))
+    for x in (folded, MXFP8Tensor(folded.data, folded.scale, folded=1)):
+        check_padding(x, x.scale_by_run())
+        assert torch.equal(x.scale_by_run()[..., : shape[-2]], folded.scale_bytes[..., ::4].mT)
 
 
 def test_to():
@@ -95,6 +92,7 @@ def test_to():
     moved = xq.to("meta")
     assert {part.device.type for part in (moved.data, moved.scale, moved.tile_scale)} == {"meta"}
     assert moved.folded == 128
+    assert moved.scale_by_run().device.type == "meta"
     with pytest.raises(TypeError, match=r"device is torch.float32"):
         xq.to(torch.float32)
 
