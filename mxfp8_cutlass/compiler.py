@@ -61,8 +61,9 @@ def compile_source(source: str, name: str, target_sm: str) -> Cubin:
     Raises:
         CompileError: the source does not compile, or has no such entry.
         HeadersNotFoundError: there are no CUDA or CUTLASS headers on this machine.
+        PatchError: the source wants patched CUTLASS headers, and those here are of another version.
     """
-    directories = [str(directory) for directory in include_path()]
+    directories = [str(directory) for directory in include_path(source)]
     log = io.StringIO()
     try:
         options = ProgramOptions(name=name, arch=f"sm_{target_sm}", include_path=directories, **OPTIONS)

@@ -14,6 +14,7 @@ from pathlib import Path
 from cuda.pathfinder import find_nvidia_header_directory
 
 from mxfp8_cutlass import env
+from mxfp8_cutlass.cutlass_patches import patched_directory, wants_patches
 from mxfp8_cutlass.templates import INCLUDE
 
 # CUDA 13.0 ships CCCL 3.0. Later ones change how tuples are specialised, which breaks CuTe in CUTLASS 4.2.
@@ -67,13 +68,14 @@ def toolchain() -> Toolchain:
     return Toolchain(_find_cutlass(), cuda, cccl, version)
 
 
-def include_path() -> tuple[Path, ...]:
-    """Return the directories that a compile searches, first to last.
+def include_path(source: str = "") -> tuple[Path, ...]:
+    """Return the directories that a compile of ``source`` searches, first to last.
 
     CUTLASS names libcu++ both as ``cuda/std/...`` and as ``cccl/cuda/std/...``, and CCCL may lie apart from the rest.
     """
     found = toolchain()
-    return INCLUDE, found.cutlass, found.cuda, found.cccl, found.cccl.parent
+    patched = (patched_directory(found.cutlass),) if wants_patches(source) else ()
+    return INCLUDE, *patched, found.cutlass, found.cuda, found.cccl, found.cccl.parent
 
 
 def _find_cutlass() -> Path:

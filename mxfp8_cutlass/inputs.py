@@ -42,7 +42,7 @@ def inputs_of(config: KernelConfig) -> Inputs:
     return Inputs(
         text=text,
         source=source_digest(text),
-        headers=digest(text, include_path()),
+        headers=digest(text, include_path(text)),
         options=json.dumps({**OPTIONS, "arch": f"sm_{config.target_sm}"}, sort_keys=True),
         nvrtc_version=nvrtc_version(),
     )

@@ -1,0 +1,10 @@
+// A source that includes this compiles with the patched headers of mxfp8_cutlass/cutlass_patches.py first on its path.
+#pragma once
+
+#include "mxfp8/nvrtc_compat.cuh"
+
+#include <cutlass/kernel_hardware_info.h>
+
+#ifndef MXFP8_CUTLASS_IS_PATCHED
+#error "CUTLASS's headers are not the patched ones"
+#endif
