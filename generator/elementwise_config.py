@@ -81,13 +81,33 @@ class ElementwiseConfig(MemoryBoundConfig):
 
 
 @dataclass(frozen=True, order=True)
-class QuantizeConfig(ElementwiseConfig):
-    """A kernel from bf16, fp16 or fp32 to MXFP8."""
+class _QuantizerConfig(ElementwiseConfig):
+    """What the kinds from bf16, fp16 or fp32 to MXFP8 have in common."""
 
     input: str
     """Type of the input, "bf16", "fp16" or "fp32"."""
     scaling: str
     """Scale rule, "rceil" or "floor"."""
+
+    @property
+    def cuda_input(self) -> str:
+        """The struct of quantize_elements.cuh for the input type."""
+        return INPUTS[self.input]
+
+    @property
+    def cuda_scaling(self) -> str:
+        """The struct of quantize_elements.cuh for the scale rule."""
+        return SCALINGS[self.scaling]
+
+    def check(self) -> str | None:
+        """Why this config cannot be built, or None."""
+        return super().check() or _unknown("input", self.input, INPUTS) or _unknown("scaling", self.scaling, SCALINGS)
+
+
+@dataclass(frozen=True, order=True)
+class QuantizeConfig(_QuantizerConfig):
+    """A kernel along the last axis."""
+
     fold: bool
     """Whether the output has one scale per run of 4 blocks."""
 
@@ -104,19 +124,32 @@ class QuantizeConfig(ElementwiseConfig):
         """Runs of up to 128 elements that one CTA handles: 8 for each warp."""
         return self.threads // 4
 
-    @property
-    def cuda_input(self) -> str:
-        """The struct of quantize.cuh for the input type."""
-        return INPUTS[self.input]
+
+@dataclass(frozen=True, order=True)
+class QuantizeTilesConfig(_QuantizerConfig):
+    """A kernel along either of the last two axes or both, folded as far as its arguments say."""
+
+    template: ClassVar[str] = "quantize_tiles.cu.j2"
 
     @property
-    def cuda_scaling(self) -> str:
-        """The struct of quantize.cuh for the scale rule."""
-        return SCALINGS[self.scaling]
+    def name(self) -> str:
+        """The kernel's name and entry point; derived, never parsed."""
+        return f"{self.prefix}_quantize_tiles_{self.input}_{self.element}_{self.scaling}"
 
-    def check(self) -> str | None:
-        """Why this config cannot be built, or None."""
-        return super().check() or _unknown("input", self.input, INPUTS) or _unknown("scaling", self.scaling, SCALINGS)
+    @property
+    def threads(self) -> int:
+        """A thread for each block of 32 tokens in each word of a tile's 128 features."""
+        return 512 if self.input == "fp32" else 256
+
+    @property
+    def ctas_per_sm(self) -> int:
+        """What registers are to suffice for: 3 of fp32 fill an SM's shared memory; 6 of the others would spill."""
+        return 3 if self.input == "fp32" else 5
+
+    @property
+    def shared_memory(self) -> int:
+        """128 bytes a thread, 32 more behind each 32 tokens, against bank conflicts; factors, with gaps too."""
+        return 128 * self.threads + 4 * 32 + (128 + 4) * 4
 
 
 @dataclass(frozen=True, order=True)
@@ -225,11 +258,8 @@ class SwizzleConfig(MemoryBoundConfig):
 
     def check(self) -> str | None:
         """Why this config cannot be built, or None."""
-        return (
-            super().check()
-            or _unknown("direction", self.direction, SWIZZLE_FUNCTIONS)
-            or _unknown("groups", self.groups, SWIZZLE_GROUPS)
-        )
+        reason = super().check() or _unknown("direction", self.direction, SWIZZLE_FUNCTIONS)
+        return reason or _unknown("groups", self.groups, SWIZZLE_GROUPS)
 
 
 def _unknown(field: str, value: object, known: dict[str, str] | dict[int, FoldBox]) -> str | None:
@@ -237,17 +267,19 @@ def _unknown(field: str, value: object, known: dict[str, str] | dict[int, FoldBo
 
 
 @cache
-def elementwise_configs(target_sm: str) -> tuple[QuantizeConfig | FoldConfig | DequantizeConfig, ...]:
+def elementwise_configs(
+    target_sm: str,
+) -> tuple[QuantizeConfig | QuantizeTilesConfig | FoldConfig | DequantizeConfig, ...]:
     """Every quantize, fold and dequantize kernel of a target.
 
     Raises:
         ValueError: target_sm is neither "90a" nor "100a".
     """
     _check_target(target_sm)
-    flags = (False, True)
     return (
-        *(QuantizeConfig(target_sm, *fields) for fields in product(FORMATS, INPUTS, SCALINGS, flags)),
-        *(FoldConfig(target_sm, *fields) for fields in product(FORMATS, FOLD_BOXES, flags)),
+        *(QuantizeConfig(target_sm, *fields) for fields in product(FORMATS, INPUTS, SCALINGS, (False, True))),
+        *(QuantizeTilesConfig(target_sm, *fields) for fields in product(FORMATS, INPUTS, SCALINGS)),
+        *(FoldConfig(target_sm, *fields) for fields in product(FORMATS, FOLD_BOXES, (False, True))),
         *(DequantizeConfig(target_sm, *fields) for fields in product(FORMATS, INPUTS)),
     )
 

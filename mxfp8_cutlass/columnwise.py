@@ -1,7 +1,6 @@
 """Quantizing along the tokens of groups, and along both axes at once: the public functions.
 
-`both_directions` is the one place that a kernel replaces: until then CUDA tensors are gathered and transposed by torch,
-and quantized by the kernels that there are. Nothing is copied to the host either way.
+CPU tensors are gathered and transposed by torch, CUDA tensors read once by one kernel. Nothing is copied to the host.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from typing import Literal, NamedTuple, cast
 import torch
 
 from mxfp8_cutlass import env
-from mxfp8_cutlass.checks import check_aligned, row_ends
+from mxfp8_cutlass.checks import MAX_ROWS, check_aligned, row_ends
 from mxfp8_cutlass.columns import ColumnwiseMXFP8, check_offs, transposed_groups
 from mxfp8_cutlass.group_sums import group_sums
-from mxfp8_cutlass.mxfp8_tensor import BLOCK, TILE_ROWS, MXFP8Tensor
+from mxfp8_cutlass.mxfp8_tensor import BLOCK, TILE_ROWS, MXFP8Tensor, check_blocked
 from mxfp8_cutlass.quantize import check_quantizer, fold, quantize
+from mxfp8_cutlass.quantize_tiles import quantize_tiles
 
 FEATURES = 16
 """Features of a column-wise operand come in multiples of as many: rows of products, and 16-byte accesses."""
@@ -125,6 +125,8 @@ def both_directions(
 ) -> Parts:
     """Any of the three results, each by its rows to fold, or None to leave it out."""
     _check(x, offs, dtype, scaling, rowwise, columnwise, bias_scale, bias_grad=bias_grad)
+    if x.numel() and _on_cuda(x):
+        return _by_kernel(x, offs, dtype, scaling, rowwise, columnwise, bias_scale, bias_grad=bias_grad)
     row_part = None if rowwise is None else _folded(quantize(x, dtype, scaling, fold=rowwise == 1), rowwise)
     column_part: MXFP8Tensor | ColumnwiseMXFP8 | None = None
     if columnwise is not None:
@@ -133,6 +135,43 @@ def both_directions(
         column_part = turned_part if offs is None else ColumnwiseMXFP8(turned_part, offs, x.shape[0])
     sums = group_sums(x, offs, bias_scale) if bias_grad and offs is not None else None
     return Parts(row_part, column_part, sums)
+
+
+def _by_kernel(
+    x: torch.Tensor,
+    offs: torch.Tensor | None,
+    dtype: torch.dtype,
+    scaling: Literal["rceil", "floor"],
+    rowwise: int | None,
+    columnwise: int | None,
+    bias_scale: torch.Tensor | None,
+    *,
+    bias_grad: bool,
+) -> Parts:
+    if columnwise is None and not bias_grad and rowwise != TILE_ROWS:  # the simpler kernel has less to do
+        return Parts(None if rowwise is None else quantize(x, dtype, scaling, fold=rowwise == 1), None, None)
+    # Tiles of the tile form begin at multiples of 128 rows, which groups do not.
+    folded_later = rowwise == TILE_ROWS and offs is not None
+    results = quantize_tiles(
+        x,
+        offs,
+        dtype,
+        scaling,
+        features_fold=0 if folded_later else rowwise,
+        tokens_fold=columnwise,
+        sums=bias_grad,
+        factors=bias_scale,
+    )
+    rows, columns = results.along_features, results.along_tokens
+    if rows is not None and folded_later:
+        rows = fold(rows, TILE_ROWS)
+    if columns is None or offs is None:
+        return Parts(rows, columns, results.sums)
+    return Parts(rows, ColumnwiseMXFP8(columns, offs, x.shape[0]), results.sums)
+
+
+def _on_cuda(x: torch.Tensor) -> bool:
+    return x.is_cuda
 
 
 def _folded(xq: MXFP8Tensor, rows: int) -> MXFP8Tensor:
@@ -168,6 +207,10 @@ def _check(
             raise ValueError(f"x has shape {tuple(x.shape)}: (tokens, features), features a positive multiple of 16")
         if not x.is_cuda or env.check():
             row_ends(offs, x.shape[0])
+    if offs is None or rowwise is not None:
+        check_blocked("x", x)
+    if x.shape[-2] > MAX_ROWS:
+        raise ValueError(f"x has shape {tuple(x.shape)}: it must have at most {MAX_ROWS} rows")
     if bias_scale is not None:
         check_row_factors("bias_scale", bias_scale, x)
         if not bias_grad:

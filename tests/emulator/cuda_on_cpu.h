@@ -15,7 +15,7 @@
 #define __global__ static
 #define __shared__ static
 #define __grid_constant__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };
@@ -115,6 +115,13 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 
 inline void __syncthreads() { emulator::sync(); }
 inline void __syncwarp() { emulator::sync(); }
+
+inline int __syncthreads_count(int predicate) {
+  const unsigned* values = emulator::exchange(predicate != 0) - threadIdx.x / 32 * 32;
+  int count = 0;
+  for (unsigned i = 0; i < blockDim.x; ++i) count += values[i];
+  return count;
+}
 
 template <class Value>
 Value __shfl_sync(unsigned, Value value, int lane) {

@@ -7,20 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from mxfp8_cutlass import elementwise, scale_layout
+from mxfp8_cutlass import elementwise, quantize_tiles, scale_layout
 from mxfp8_cutlass.compiler import compile_source
 from mxfp8_cutlass.generator.elementwise_config import (
     TARGETS,
     DequantizeConfig,
     FoldConfig,
     QuantizeConfig,
+    QuantizeTilesConfig,
     SwizzleConfig,
     elementwise_configs,
     swizzle_configs,
 )
 from mxfp8_cutlass.generator.render import render
 
-PER_TARGET = 2 * 3 * 2 * 2 + 2 * 2 * 2 + 2 * 3 + 2 * 2
+PER_TARGET = 2 * 3 * 2 * 2 + 2 * 3 * 2 + 2 * 2 * 2 + 2 * 3 + 2 * 2
 
 
 def configs_of(target_sm):
@@ -43,6 +44,8 @@ def test_all_configs():
         (QuantizeConfig("90a", "e4m3", "bf16", "rceil", fold=True), "element", "e3m4"),
         (QuantizeConfig("90a", "e4m3", "bf16", "rceil", fold=True), "input", "fp64"),
         (QuantizeConfig("90a", "e4m3", "bf16", "rceil", fold=True), "scaling", "even"),
+        (QuantizeTilesConfig("90a", "e4m3", "bf16", "rceil"), "input", "fp64"),
+        (QuantizeTilesConfig("90a", "e4m3", "bf16", "rceil"), "scaling", "even"),
         (FoldConfig("90a", "e4m3", 1, stats=False), "rows", 64),
         (DequantizeConfig("90a", "e4m3", "bf16"), "output", "fp64"),
         (SwizzleConfig("90a", "swizzle", "rows"), "target_sm", "90"),
@@ -63,21 +66,26 @@ def test_all_compile_without_spills(target_sm):
     for config in configs_of(target_sm):
         cubin = compile_source(render(config), config.name, target_sm)
         assert cubin.spill_bytes == 0, config.name
-        threads = config.ctas_per_sm * config.threads if isinstance(config, FoldConfig) else 1024
-        assert cubin.registers * threads <= 65536, config.name  # of an SM
+        ctas = config.ctas_per_sm if isinstance(config, FoldConfig | QuantizeTilesConfig) else 1024 // config.threads
+        assert cubin.registers * config.threads * ctas <= 65536, config.name  # of an SM
+        assert (cubin.static_shared + config.shared_memory + 1024) * ctas <= 228 * 1024, config.name
 
 
-@pytest.mark.parametrize("name", ["quantize", "fold", "dequantize", "swizzle"])
+STRUCTS = {
+    "quantize": [elementwise.QuantizeParams, elementwise.RunMap],
+    "quantize_tiles": [quantize_tiles.QuantizeTilesParams, quantize_tiles.TileSide],
+    "fold": [elementwise.FoldParams],
+    "dequantize": [elementwise.DequantizeParams],
+    "swizzle": [scale_layout.SwizzleParams],
+}
+
+
+@pytest.mark.parametrize("name", STRUCTS)
 def test_structs_mirror_the_kernels(name):
     """The compiler checks size and offsets. NVRTC's offsetof is no constant; its front end's __INTADDR__ is."""
-    struct = getattr(scale_layout if name == "swizzle" else elementwise, f"{name.capitalize()}Params")
-    where = f"mxfp8::{struct.__name__}"
-    lines = [
-        '#include "mxfp8/run_map.cuh"',
-        f'#include "mxfp8/{name}.cuh"',
-        f"static_assert(sizeof({where}) == {ctypes.sizeof(struct)});",
-    ]
-    for mirrored in (struct, elementwise.RunMap):
+    lines = [f'#include "mxfp8/{name}.cuh"']
+    for mirrored in STRUCTS[name]:
+        lines.append(f"static_assert(sizeof(mxfp8::{mirrored.__name__}) == {ctypes.sizeof(mirrored)});")
         for field, _ in mirrored._fields_:
             address = f"__INTADDR__(&static_cast<mxfp8::{mirrored.__name__}*>(nullptr)->{field})"
             lines.append(f"static_assert({address} == {getattr(mirrored, field).offset});")
