@@ -9,6 +9,7 @@ from itertools import product
 
 from mxfp8_cutlass.generator.elementwise_config import elementwise_configs, swizzle_configs
 from mxfp8_cutlass.generator.render import KernelConfig
+from mxfp8_cutlass.generator.sm100_config import sm100_configs
 from mxfp8_cutlass.generator.tile_config import CUDA_OUTPUT, CUTLASS_ELEMENT, TileConfig
 
 SM90_TILES = [
@@ -62,5 +63,5 @@ def sm90_configs() -> tuple[TileConfig, ...]:
 @cache
 def all_configs(target_sm: str) -> tuple[KernelConfig, ...]:
     """Every kernel of a target: grouped GEMM, quantize, fold, dequantize, swizzle and unswizzle scales."""
-    gemms = sm90_configs() if target_sm == "90a" else ()
+    gemms = sm90_configs() if target_sm == "90a" else sm100_configs()
     return (*gemms, *elementwise_configs(target_sm), *swizzle_configs(target_sm))
