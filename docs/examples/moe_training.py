@@ -10,7 +10,7 @@ python docs/examples/moe_training.py --plot losses.png
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -152,15 +152,18 @@ def plot(path: Path, mxfp8: torch.Tensor, bf16: torch.Tensor, title: str) -> Non
     """Draw smoothed losses, (steps,) and (seeds, steps)."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - optional
 
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(bf16[1:].T, color="#bdbdbd", linewidth=1, label=["BF16, other seeds", *["_"] * (len(bf16) - 2)])
-    axes.plot(bf16[0], color="#2f5d9b", linewidth=3, label="BF16")
-    axes.plot(mxfp8, color="#c0392b", linestyle="--", label="MXFP8")
-    axes.axhline(Language().entropy, color="black", linestyle=":", linewidth=1, label="entropy of the language")
-    axes.set(xlabel="step", ylabel=f"loss in nats, mean of {SMOOTHING} steps")
-    axes.set_title(title, fontsize=9)
-    axes.legend()
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    top, bottom = figure.subplots(2, sharex=True, height_ratios=(3, 2))
+    steps = range(1, len(mxfp8) + 1)
+    for axes, base in ((top, torch.zeros(())), (bottom, bf16[0])):
+        axes.plot(steps, (bf16[1:] - base).T, color="#bdbdbd", label=["BF16, other seeds", *["_"] * (len(bf16) - 2)])
+        axes.plot(steps, bf16[0] - base, color="#2f5d9b", linewidth=3, label="BF16")
+        axes.plot(steps, mxfp8 - base, color="#c0392b", linestyle="--", label="MXFP8")
+    top.axhline(Language().entropy, color="black", linestyle=":", label="entropy of the language")
+    top.set(ylabel=f"loss in nats, mean of {SMOOTHING} steps")
+    top.set_title(title, fontsize=9)
+    top.legend()
+    bottom.set(xlabel="step", ylabel="difference from BF16")
     figure.savefig(path, dpi=100)
 
 
@@ -176,7 +179,8 @@ def main() -> None:
     sizes = ON_GPU if device.type == "cuda" else ON_CPU
     sizes = replace(sizes, steps=options.steps or sizes.steps)
 
-    title = f"{describe(device)}; {sizes}; wgrad {options.wgrad}"
+    facts = ", ".join(f"{name} {value}" for name, value in asdict(sizes).items())
+    title = f"{describe(device)}; {facts}; wgrad {options.wgrad}"
     print(f"{title}; entropy of the language {Language().entropy:.4f}\n")
     mxfp8 = smooth(train("mxfp8", SEEDS[0], sizes, device, options.wgrad))
     bf16 = torch.stack([smooth(train("bf16", seed, sizes, device, "bf16")) for seed in SEEDS])
