@@ -23,7 +23,7 @@ extern "C" __global__ void mma(unsigned d, unsigned long a, unsigned long b, uns
 LOCAL = """
 extern "C" __global__ void local(float* x, int i) {
   float v[64];
-  for (int j = 0; j < 64; ++j) v[j] = x[j];
+  for (int j = 0; j < 64; ++j) v[j * i & 63] = x[j];
   x[0] = v[i];
 }"""
 
