@@ -29,6 +29,12 @@ SM90_SCALES = [
     (128, 128),  # weights in tile form: one multiply-add per element
     (128, 1),  # both operands folded along K alone
 ]
+SM90_K_GROUP_TILES = [  # weight gradients: both axes of the output are features, so large tiles waste little
+    (128, 128, 1, 1),
+    (128, 128, 2, 1),
+    (128, 192, 1, 1),
+    (128, 192, 2, 1),
+]
 SM90_EXACT_TILES = [
     (64, 64, 1, 1),
     (64, 128, 1, 1),
@@ -56,12 +62,22 @@ def _sm90_configs() -> Iterator[TileConfig]:
 
 @cache
 def sm90_configs() -> tuple[TileConfig, ...]:
-    """Every grouped GEMM kernel for Hopper."""
+    """Every grouped GEMM kernel for Hopper whose groups are rows."""
     return tuple(_sm90_configs())
+
+
+@cache
+def sm90_k_group_configs() -> tuple[TileConfig, ...]:
+    """Every one whose groups are runs of K."""
+    kinds = product(SM90_K_GROUP_TILES, SM90_SCALES, CUTLASS_ELEMENT, CUTLASS_ELEMENT, CUDA_OUTPUT)
+    return tuple(
+        with_most_stages(TileConfig("90a", *tile, 2, *scales, a, b, out, k_groups=True))
+        for tile, scales, a, b, out in kinds
+    )
 
 
 @cache
 def all_configs(target_sm: str) -> tuple[KernelConfig, ...]:
     """Every kernel of a target: grouped GEMM, quantize, fold, dequantize, swizzle and unswizzle scales."""
-    gemms = sm90_configs() if target_sm == "90a" else sm100_configs()
+    gemms = (*sm90_configs(), *sm90_k_group_configs()) if target_sm == "90a" else sm100_configs()
     return (*gemms, *elementwise_configs(target_sm), *swizzle_configs(target_sm))

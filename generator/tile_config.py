@@ -55,6 +55,8 @@ class TileConfig:
     """"e4m3" or "e5m2"."""
     out: str
     """Output type, "bf16", "fp16" or "fp32"."""
+    k_groups: bool = False
+    """Whether groups are runs of K, with an output each (weight gradients), instead of rows."""
 
     tile_k: ClassVar[int] = 128
 
@@ -63,9 +65,8 @@ class TileConfig:
         """The kernel's name and entry point; derived, never parsed."""
         tile = f"{self.tile_m}x{self.tile_n}x{self.tile_k}_{self.cluster_m}x{self.cluster_n}x1"
         scales = f"p{self.promotion_k}_sfb{self.sfb_rows}"
-        return (
-            f"sm90_mxfp8_grouped_gemm_{tile}_{self.stages}stages_{scales}_{self.element_a}_{self.element_b}_{self.out}"
-        )
+        kind = "sm90_mxfp8_grouped_gemm" + ("_kgroups" if self.k_groups else "")
+        return f"{kind}_{tile}_{self.stages}stages_{scales}_{self.element_a}_{self.element_b}_{self.out}"
 
     @property
     def exact(self) -> bool:
@@ -125,7 +126,8 @@ class TileConfig:
         """Bytes of the kernel's struct of shared memory, up to its alignment; the table of groups lies behind it."""
         used = self.stages * self.stage_bytes + self.converted_bytes
         if not self.exact:
-            used += max(self.staging_bytes, 16) + 16 * 4 * self.consumers  # and each consumer warp's next tile
+            tile = 24 if self.k_groups else 16
+            used += max(self.staging_bytes, 16) + tile * 4 * self.consumers  # and each consumer warp's next tile
         return -(-used // 1024) * 1024
 
     @property
@@ -170,6 +172,8 @@ class TileConfig:
             return (
                 "sfb_rows=128 with promotion_k=32: the tile form is folded, so nothing is gained by promoting every 32"
             )
+        if self.k_groups and self.exact:
+            return "k_groups=True with promotion_k=32: exact kernels take groups of rows alone"
         if self.tile_m not in ((64, 128, 256) if self.exact else (64, 128)):
             return f"tile_m={self.tile_m}: wgmma takes 64 rows, and registers feed two consumer warp groups at most"
         if self.tile_n % 64 or not 64 <= self.tile_n <= 256:

@@ -124,7 +124,8 @@ def check_no_others(**arguments: object) -> None:
     """Raise if an argument is given that products of column-wise operands do not take."""
     for name, value in arguments.items():
         if value is not None:
-            raise ValueError(f"{name} is given: products of ColumnwiseMXFP8 take out, out_dtype and accumulate alone")
+            taken = "out, out_dtype, accumulate and config"
+            raise ValueError(f"{name} is given: products of ColumnwiseMXFP8 take {taken} alone")
 
 
 def check_folded_values(name: str, x: MXFP8Tensor) -> None:
@@ -200,7 +201,9 @@ def check_apart(name: str, out: torch.Tensor, inputs: Iterable[tuple[str, torch.
             )
 
 
-def check_config(config: TileConfig, target_sm: str | None, facts: Mapping[str, object]) -> None:
+def check_config(
+    config: TileConfig, target_sm: str | None, facts: Mapping[str, object], *, k_groups: bool = False
+) -> None:
     """Raise unless an explicit config computes this product on this target; None: on any, for CPU tensors."""
     if not isinstance(config, TileConfig):
         raise TypeError(f"config is a {type(config).__name__}: it must be a TileConfig")
@@ -209,6 +212,9 @@ def check_config(config: TileConfig, target_sm: str | None, facts: Mapping[str, 
     reason = config.check()
     if reason is not None:
         raise ValueError(f"config={config.name} is not valid: {reason}")
+    if config.k_groups != k_groups:
+        needed = "runs of K: two ColumnwiseMXFP8" if config.k_groups else "rows: no ColumnwiseMXFP8"
+        raise ValueError(f"config={config.name} is for groups that are {needed}")
     for fact, value in facts.items():
         # Weights are folded as far as an explicit config asks, so its sfb_rows is free.
         if fact != "sfb_rows" and getattr(config, fact) != value:

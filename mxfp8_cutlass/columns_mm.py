@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 from mxfp8_cutlass import checks, env, reference
-from mxfp8_cutlass.columns import ColumnwiseMXFP8, group_bounds
+from mxfp8_cutlass.columns import ColumnwiseMXFP8, column_capacity, group_bounds
+from mxfp8_cutlass.generator.tile_config import TileConfig
+from mxfp8_cutlass.kernel import target_of
+from mxfp8_cutlass.launch import Shapes, StackedLaunch
 from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
+from mxfp8_cutlass.operands import addresses_of, facts_of, prepared, scales_of
+from mxfp8_cutlass.select import select_k_groups
 
 PARTS = ("data", "scale", "tile_scale")
 
@@ -19,6 +26,7 @@ def grouped_mm_columnwise(
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     accumulate: bool = False,
+    config: TileConfig | None = None,
 ) -> torch.Tensor:
     """(N, tokens) x (K, tokens) -> (G, N, K): out[g] is the sum over the tokens of group g of a[:, t] b[:, t]ᵀ.
 
@@ -50,16 +58,53 @@ def grouped_mm_columnwise(
         checks.check_apart("out", out, [*parts, ("offs", offs)])
     elif accumulate:
         raise ValueError("accumulate is True and out is None: there is nothing to add to")
-    if a.device.type == "cpu" or env.check():
+    on_cpu = a.device.type == "cpu"
+    if on_cpu or env.check():
         ends = _checked_ends(offs, a, b)
-    if a.device.type != "cpu":
-        # A kernel's launch belongs here. It reads the operands and offs, all of which are on the device.
-        raise ValueError(f"a is on {a.device}: products that offs cuts along the contraction run on the CPU alone yet")
+    facts = facts_of(a.tensor, b.tensor, dtype, exact=False)
+    target = None if on_cpu else target_of(a.device)
+    if config is not None:
+        checks.check_config(config, target, facts, k_groups=True)
+    if target is not None:
+        if config is None:
+            config = select_k_groups(n, k, a.tokens, shape[0], target, *facts.values())
+        launch = _launch(config, *shape, a.tokens, a.device.index, offs.dtype == torch.int64, accumulate)
+        if out is None:
+            out = torch.empty(shape, dtype=dtype, device=a.device)
+        _run(launch, a.tensor, b.tensor, offs, out)
+        return out
     columns = group_bounds(offs)[2].tolist()
     sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     return reference.grouped_mm_columnwise(
         a.tensor, b.tensor, columns, sizes, out_dtype=dtype, out=out, accumulate=accumulate
     )
+
+
+@lru_cache(maxsize=4096)
+def _launch(
+    config: TileConfig,
+    groups: int,
+    n: int,
+    k: int,
+    tokens: int,
+    device: int,
+    index_is_int64: bool,  # noqa: FBT001 - keywords would make the look-up of a warm call slower
+    accumulate: bool,  # noqa: FBT001
+) -> StackedLaunch:
+    shapes = Shapes(1, 1, n, k, column_capacity(tokens, groups), tokens)
+    return StackedLaunch(
+        config, shapes, groups, device, split=False, index_is_int64=index_is_int64, accumulate=accumulate
+    )
+
+
+def _run(launch: StackedLaunch, a: MXFP8Tensor, b: MXFP8Tensor, offs: torch.Tensor, out: torch.Tensor) -> None:
+    # Folded values are not checked: columns of no group hold anything.
+    a, b = prepared(launch.config, a, b, check_values=False)
+    scales = scales_of(launch.config, a, b)
+    addresses = addresses_of(a, b, scales, out, offs=offs)
+    if addresses not in launch.known:
+        checks.check_addresses(a, b, offs, None, None, out)
+    launch(addresses)
 
 
 def _checked_ends(offs: torch.Tensor, a: ColumnwiseMXFP8, b: ColumnwiseMXFP8) -> list[int]:

@@ -36,7 +36,7 @@ def grouped_mm(
     (M, K) x (G, N, K) with offs -> (M, N): rows offs[g-1] to offs[g] of `a` are multiplied with b[g]ᵀ.
     (G, M, K) x (G, N, K) -> (G, M, N): all M rows of each a[g], or with counts the first counts[g] of them (decode).
     (N, M) x (K, M) -> (G, N, K) of two ColumnwiseMXFP8: a weight gradient, which offs cuts along the contraction. It
-    takes `out`, `out_dtype` and `accumulate`; a group of no tokens gives zeros, or adds nothing. On the CPU alone yet.
+    takes `out`, `out_dtype`, `accumulate` and `config`; a group of no tokens gives zeros, or adds nothing.
 
     Nothing is copied to the host, so calls can be captured in CUDA graphs. Rows of no group are left as they are: in a
     new output they are not initialised. On Hopper an operand that is not folded is folded first, into a workspace of
@@ -67,8 +67,8 @@ def grouped_mm(
             the device is neither SM90 nor SM100; `config` is not for this product.
     """
     if type(a) is ColumnwiseMXFP8 or type(b) is ColumnwiseMXFP8:
-        checks.check_no_others(counts=counts, expected_m=expected_m, bias=bias, config=config, exact=exact or None)
-        return grouped_mm_columnwise(a, b, offs, out_dtype=out_dtype, out=out, accumulate=accumulate)
+        checks.check_no_others(counts=counts, expected_m=expected_m, bias=bias, exact=exact or None)
+        return grouped_mm_columnwise(a, b, offs, out_dtype=out_dtype, out=out, accumulate=accumulate, config=config)
     traits = (
         (_traits(a), _traits(b), _traits(offs), _traits(counts), _traits(bias), _traits(out)),
         (out_dtype, accumulate, exact, config, expected_m),

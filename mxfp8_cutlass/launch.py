@@ -61,7 +61,8 @@ class GroupedGemmParams(ctypes.Structure):
         ("groups", ctypes.c_int),
         ("index_is_int64", ctypes.c_int),
         ("accumulate", ctypes.c_int),
-        ("padding", ctypes.c_int * 7),
+        ("tokens", ctypes.c_int),
+        ("padding", ctypes.c_int * 6),
     )
 
 
@@ -73,6 +74,8 @@ class Shapes(NamedTuple):
     m: int
     n: int
     k: int
+    tokens: int = 0
+    """Where groups cut K: the tokens behind its columns."""
 
 
 class Addresses(NamedTuple):
@@ -116,12 +119,15 @@ def tensor_map(address: int, shape: tuple[int, int, int], box: tuple[int, int], 
     return TensorMap.from_buffer_copy(TensorMap.from_address(encoded.getPtr()))
 
 
-def _set_addresses(problem: Problem, config: TileConfig, shapes: Shapes, x: Addresses) -> None:
+def _set_addresses(
+    problem: Problem, config: TileConfig, shapes: Shapes, x: Addresses, groups: int | None = None
+) -> None:
+    """`groups`: the output's batch, where it is not A's."""
     m, n, k = shapes.m, shapes.n, shapes.k
     problem.map_a = tensor_map(x.a, (shapes.batch_a, m, k), (config.tile_m // config.cluster_n, 128))
     problem.map_b = tensor_map(x.b, (shapes.batch_b, n, k), (config.tile_n // config.cluster_m, 128))
     if config.staging_bytes:
-        problem.map_out = tensor_map(x.out, (shapes.batch_a, m, n), (16, 64), 2)
+        problem.map_out = tensor_map(x.out, (groups or shapes.batch_a, m, n), (16, 64), 2)
     problem.sfa, problem.sfb, problem.sfb_tiles, problem.out, problem.bias = x.sfa, x.sfb, x.sfb_tiles, x.out, x.bias
 
 
@@ -158,7 +164,8 @@ class StackedLaunch:
         shapes: of all groups together.
         groups: how many.
         device: of the operands.
-        split: whether `offs` cuts the rows of A into groups; else each batch entry is one, of `counts` rows if given.
+        split: whether `offs` cuts the rows of A into groups; else each batch entry is one, of `counts` rows if given,
+            or, if config.k_groups, `offs` cuts K and the output alone is a batch.
         index_is_int64: whether `offs` or `counts` are int64, else int32.
         accumulate: whether to add to the output.
     """
@@ -182,7 +189,9 @@ class StackedLaunch:
             groups=groups,
             index_is_int64=index_is_int64,
             accumulate=accumulate,
+            tokens=shapes.tokens,
         )
+        self._batch_out = groups if config.k_groups else None
         self.known: dict[Addresses, GroupedGemmParams] = {}
         """The kernel's argument for the addresses of earlier calls; never changed, since another thread may use it."""
 
@@ -191,7 +200,7 @@ class StackedLaunch:
         params = self.known.get(x)
         if params is None:
             params = GroupedGemmParams.from_buffer_copy(self._params)
-            _set_addresses(params.problem, self.config, self._shapes, x)
+            _set_addresses(params.problem, self.config, self._shapes, x, self._batch_out)
             params.offs, params.counts = x.offs, x.counts
             if len(self.known) >= MAX_KNOWN:
                 self.known.clear()

@@ -9,7 +9,7 @@ from functools import lru_cache
 from math import ceil
 
 from mxfp8_cutlass.cost_model import CHIPS, Candidate, estimate
-from mxfp8_cutlass.generator.config_space import sm90_configs
+from mxfp8_cutlass.generator.config_space import sm90_configs, sm90_k_group_configs
 from mxfp8_cutlass.generator.tile_config import MAX_GROUPS, TileConfig
 from mxfp8_cutlass.tuned import table
 
@@ -143,6 +143,25 @@ def select_stacked(
     return _decide(ranked, table.Shape(groups, m if split else groups * m, n, k), target_sm).config
 
 
+@lru_cache(maxsize=4096)
+def select_k_groups(
+    m: int, n: int, tokens: int, groups: int, target_sm: str, promotion_k: int, sfb_rows: int, a: str, b: str, out: str
+) -> TileConfig:
+    """Pick the kernel for `groups` products (m, tokens of the group) x (n, the same); the device alone knows those.
+
+    The model decides: there is no table of such products.
+    """
+    return rank_k_groups(m, n, tokens, groups, target_sm, make_facts(promotion_k, sfb_rows, a, b, out))[0].config
+
+
+def rank_k_groups(
+    m: int, n: int, tokens: int, groups: int, target_sm: str, facts: dict[str, int | str]
+) -> list[Candidate]:
+    """Every kernel for them, best first. A group ends anywhere in its last run: half of it is waste."""
+    k = max(1, tokens // groups + 64)
+    return _rank([(groups, m, n, k)], target_sm, facts, k_groups=True)
+
+
 def check_problem_sizes(problem_sizes: Sequence[tuple[int, int, int]]) -> None:
     """Raise ValueError or TypeError unless there are 1 to MAX_GROUPS problems, each of sizes that the kernels take."""
     if not 1 <= len(problem_sizes) <= MAX_GROUPS:
@@ -168,13 +187,14 @@ def make_facts(promotion_k: int, sfb_rows: int, element_a: str, element_b: str, 
     }
 
 
-def _candidates(target_sm: str, facts: dict[str, int | str]) -> list[TileConfig]:
+def _candidates(target_sm: str, facts: dict[str, int | str], *, k_groups: bool = False) -> list[TileConfig]:
     if target_sm not in CHIPS:
         raise ValueError(f"target_sm is {target_sm!r}: there are grouped GEMM kernels for {', '.join(CHIPS)}")
-    configs = [c for c in sm90_configs() if all(getattr(c, name) == value for name, value in facts.items())]
+    known = sm90_k_group_configs() if k_groups else sm90_configs()
+    configs = [c for c in known if all(getattr(c, name) == value for name, value in facts.items())]
     if not configs:
         for name, value in facts.items():
-            allowed = sorted({getattr(c, name) for c in sm90_configs()})
+            allowed = sorted({getattr(c, name) for c in known})
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}: it must be one of {allowed}")
         raise ValueError(f"no kernel has {', '.join(f'{name}={value!r}' for name, value in facts.items())} together")
@@ -187,10 +207,12 @@ def _rank_list(sizes: Sequence[tuple[int, int, int]], target_sm: str, facts: dic
     return _rank([(float(count), m, n, k) for (m, n, k), count in counts.items()], target_sm, facts)
 
 
-def _rank(problems: list[tuple[float, int, int, int]], target_sm: str, facts: dict[str, int | str]) -> list[Candidate]:
+def _rank(
+    problems: list[tuple[float, int, int, int]], target_sm: str, facts: dict[str, int | str], *, k_groups: bool = False
+) -> list[Candidate]:
     """Rank for (count, m, n, k): `count` groups of m rows."""
     estimates = []
-    for config in _candidates(target_sm, facts):
+    for config in _candidates(target_sm, facts, k_groups=k_groups):
         rows = [count * ceil(m / (config.tile_m * config.cluster_m)) for count, m, _, _ in problems]
         estimates.append(estimate(config, CHIPS[target_sm], problems, rows))
     return sorted(estimates, key=lambda candidate: candidate.total_us)

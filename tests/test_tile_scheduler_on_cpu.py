@@ -12,6 +12,7 @@ import kernel_emulator
 import pytest
 import torch
 
+from mxfp8_cutlass.columns import column_capacity, group_bounds
 from mxfp8_cutlass.launch import GroupedGemmParams, Problem
 
 COMPILER = kernel_emulator.find_compiler()
@@ -34,11 +35,11 @@ inline unsigned __ballot_sync(unsigned, bool is) {
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 #include "mxfp8/tile_scheduler.cuh"
 
-struct Found { int cta, group, batch_a, batch_b, m0, n0, rows; };
+struct Found { int cta, group, batch_a, batch_b, batch_out, m0, n0, rows, first_run, runs, empty; };
 
-template <int TileM, int TileN, int ClusterM, int ClusterN>
+template <int TileM, int TileN, int ClusterM, int ClusterN, bool KGroups>
 int walk(const mxfp8::GroupedGemmParams& params, int grid, Found* found, int room) {
-  using Scheduler = mxfp8::TileScheduler<TileM, TileN, ClusterM, ClusterN>;
+  using Scheduler = mxfp8::TileScheduler<TileM, TileN, ClusterM, ClusterN, KGroups>;
   static typename Scheduler::Group table[1025];
   int count = 0;
   gridDim.x = grid;
@@ -47,11 +48,12 @@ int walk(const mxfp8::GroupedGemmParams& params, int grid, Found* found, int roo
     __syncwarp();
     const int rank = blockIdx.x % (ClusterM * ClusterN);
     Scheduler scheduler(params, table, rank % ClusterM, rank / ClusterM);
-    mxfp8::Tile tile;
+    typename Scheduler::FoundTile tile;
     while (scheduler.next(tile)) {
       if (threadIdx.x == 0 && count < room)
-        found[count++] = {int(blockIdx.x), tile.group, mxfp8::batch_of_a(params, tile.group),
-                          mxfp8::batch_of_b(params, tile.group), tile.m0, tile.n0, tile.rows};
+        found[count++] = {int(blockIdx.x), tile.group, mxfp8::batch_of_a(params, tile), mxfp8::batch_of_b(params, tile),
+                          mxfp8::batch_of_out(params, tile), tile.m0, tile.n0, tile.rows, mxfp8::first_run_of(tile),
+                          mxfp8::runs_of(params, tile), scheduler.is_empty(tile)};
     }
   }, grid, 32);
   return count;
@@ -70,8 +72,11 @@ namespace cuda::std { using ::int64_t; using ::uint8_t; using ::uint32_t; using 
 """
 
 
+NAMES = ("cta", "group", "batch_a", "batch_b", "batch_out", "m0", "n0", "rows", "first_run", "runs", "empty")
+
+
 class Found(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_int) for name in ("cta", "group", "batch_a", "batch_b", "m0", "n0", "rows"))
+    _fields_ = tuple((name, ctypes.c_int) for name in NAMES)
 
 
 @dataclass(frozen=True)
@@ -84,11 +89,15 @@ class Group:
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory):
-    """(shape, params, grid) -> the tiles."""
+    """(shape, params, grid, whether groups cut K) -> the tiles."""
     if COMPILER is None:
         pytest.skip("no g++ that knows _Float16")
     folder = tmp_path_factory.mktemp("scheduler")
-    entries = [ENTRY % ("_".join(map(str, shape)), ", ".join(map(str, shape))) for shape in SHAPES]
+    entries = [
+        ENTRY % ("_".join(map(str, (*shape, int(k_groups)))), ", ".join(map(str, (*shape, int(k_groups)))))
+        for shape in SHAPES
+        for k_groups in (False, True)
+    ]
     (folder / "cuda" / "std").mkdir(parents=True)
     (folder / "cuda" / "std" / "cstdint").write_text(CSTDINT)
     source, library = folder / "scheduler.cpp", folder / "scheduler.so"
@@ -98,9 +107,9 @@ def walk(tmp_path_factory):
     subprocess.run(command, check=True)
     loaded = ctypes.CDLL(str(library))
 
-    def call(shape, params, grid):
+    def call(shape, params, grid, k_groups=False):
         found = (Found * 20000)()
-        function = getattr(loaded, "walk_" + "_".join(map(str, shape)))
+        function = getattr(loaded, "walk_" + "_".join(map(str, (*shape, int(k_groups)))))
         count = function(ctypes.byref(params), grid, found, len(found))
         assert count < len(found)
         return found[:count]
@@ -119,6 +128,7 @@ def check(tiles, groups, shape, grid, *, batched):
         assert row % tile_m == 0
         assert tile.n0 % tile_n == 0
         assert (tile.batch_a, tile.batch_b) == (tile.group if batched else 0, tile.group)
+        assert (tile.batch_out, tile.first_run, tile.runs) == (tile.batch_a, 0, 1)
         rank = tile.cta % (cluster_m * cluster_n)
         assert (row // tile_m % cluster_m, tile.n0 // tile_n % cluster_n) == (rank % cluster_m, rank // cluster_m)
         place = (tile.group, row, tile.n0)
@@ -180,3 +190,43 @@ def test_offs(walk, groups, shape, right, dtype):
     ends = [0, *(clamped(end, m) for end in offs)]
     wanted = [Group(begin, max(0, end - begin)) for begin, end in pairwise(ends)]
     check(walk(shape, params, 6), wanted, shape, 6, batched=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("kind", ["right", "wrong", "empty", "one"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("groups", [1, 5, 33, 100])
+def test_groups_that_cut_k(walk, groups, shape, kind, accumulate, dtype):
+    """Every group has the same tiles, runs of its own, and no tiles if there is nothing to add."""
+    rng, m, tokens = random.Random(groups), 144, 6000
+    limits = {"right": (0, tokens), "wrong": (-tokens, 2 * tokens), "empty": (0, 0), "one": (tokens, tokens)}[kind]
+    offs = [rng.randint(*limits) for _ in range(groups)]
+    if kind == "right":  # some groups of no tokens, and a tail
+        offs = sorted(rng.choice(offs) for _ in offs)
+    params, index = params_for(m, groups, offs=offs, dtype=dtype)
+    params.tokens, params.accumulate, capacity = tokens, accumulate, column_capacity(tokens, groups)
+    params.problem.k = capacity
+    ends = [0, *(clamped(end, tokens) for end in offs)]
+    sizes = [max(0, end - begin) for begin, end in pairwise(ends)]
+    first_columns = group_bounds(index.clamp(0, tokens))[2].tolist()
+    for grid in (2, 6):
+        tiles = walk(shape, params, grid, k_groups=True)
+        places = [(tile.group, tile.m0, tile.n0) for tile in tiles if tile.rows > 0 and tile.n0 < N]
+        assert sorted(places) == [
+            (g, m0, n0)
+            for g, size in enumerate(sizes)
+            if size or not accumulate
+            for m0 in range(0, m, shape[0])
+            for n0 in range(0, N, shape[1])
+        ]
+        for tile in tiles:
+            assert (tile.batch_a, tile.batch_b, tile.batch_out) == (0, 0, tile.group)
+            assert tile.rows == m - tile.m0
+            assert tile.first_run == first_columns[tile.group] // 128
+            assert tile.empty == (sizes[tile.group] == 0)
+            assert tile.runs == max(1, -(-sizes[tile.group] // 128))
+            assert 0 <= tile.first_run <= tile.first_run + tile.runs <= capacity // 128
+        for cta in range(grid):  # the order is one over all groups
+            groups_of_cta = [tile.group for tile in tiles if tile.cta == cta]
+            assert groups_of_cta == sorted(groups_of_cta)

@@ -50,7 +50,7 @@ def test_table_of_problems(monkeypatch):
     for (shapes, x), problem in zip(given, problems, strict=True):
         fields = shapes._asdict() | x._asdict()
         found = {field: getattr(problem, field) or 0 for field in fields if hasattr(problem, field)}
-        assert set(fields) - set(found) == {"batch_a", "batch_b", "a", "b", "offs", "counts"}
+        assert set(fields) - set(found) == {"batch_a", "batch_b", "tokens", "a", "b", "offs", "counts"}
         assert found == {field: fields[field] for field in found}
         assert list(problem.map_a.opaque)[:4] == [x.a, shapes.batch_a, shapes.m, shapes.k]
         assert list(problem.map_b.opaque)[:4] == [x.b, shapes.batch_b, shapes.n, shapes.k]

@@ -13,8 +13,8 @@ from cuda_stand_ins import on_cuda
 from products import E4M3, folded, offsets, operand
 
 import mxfp8_cutlass as mx
-from mxfp8_cutlass import kernel
-from mxfp8_cutlass.select import select_stacked
+from mxfp8_cutlass import columns_mm, kernel
+from mxfp8_cutlass.select import select_k_groups, select_stacked
 
 FACTS = (128, 128, "e4m3", "e4m3", "bf16")
 CALLS, CALLS_FOR_ADDRESSES = 50, 30
@@ -24,7 +24,9 @@ not had: host time by a measure that is the same on every machine."""
 
 @pytest.fixture
 def launches(monkeypatch):
+    columns_mm._launch.cache_clear()
     yield cuda_stand_ins.install(monkeypatch)
+    columns_mm._launch.cache_clear()
     kernel._target_of_index.cache_clear()
 
 
@@ -183,3 +185,45 @@ def test_an_explicit_kernel_has_a_plan_of_its_own(launches):
     for one in (None, fewer, None, config):
         mx.grouped_mm(a, b, offs, out=out, config=one)
     assert [used for used, *_ in launches] == [config, fewer, config, config]
+
+
+def columnwise(features, sizes, tokens, rows, seed):
+    """A folded operand of groups of such sizes, on the device."""
+    x = torch.randn((tokens, features), generator=torch.Generator().manual_seed(seed))
+    made = mx.quantize_columnwise(x, offsets(sizes), fold_rows=rows)
+    return mx.ColumnwiseMXFP8(on_cuda(made.tensor), on_cuda(made.offs), tokens)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_the_kernels_argument_where_offs_cuts_k(launches, accumulate):
+    a, b = columnwise(48, [130, 0, 20], 170, 1, 1), columnwise(64, [130, 0, 20], 170, 128, 2)
+    out = on_cuda(torch.zeros((3, 48, 64), dtype=torch.bfloat16))
+    offs = on_cuda(offsets([130, 0, 20]).long())
+    for _ in range(2):
+        assert mx.grouped_mm(a, b, offs, out=out, accumulate=accumulate) is out
+    (config, params, first, grid), (_, _, second, _) = launches
+    assert first is second
+    assert config.k_groups
+    assert config is select_k_groups(48, 64, 170, 3, "90a", *FACTS)
+    parts = [a.tensor.data, b.tensor.data, a.tensor.scale_by_run(), b.tensor.scale_by_run(), b.tensor.tile_scale, out]
+    assert addresses_in(params) == [*(x.data_ptr() for x in parts), None, offs.data_ptr(), None]
+    assert (params.groups, params.index_is_int64, params.accumulate, params.tokens) == (3, 1, accumulate, 170)
+    assert (params.problem.m, params.problem.n, params.problem.k) == (48, 64, 512)
+    assert list(params.problem.map_a.opaque)[1:4] == [1, 48, 512]
+    assert list(params.problem.map_b.opaque)[1:4] == [1, 64, 512]
+    assert list(params.problem.map_out.opaque)[1:4] == [3, 48, 64]
+    assert grid == 3 * config.cluster_size
+
+
+def test_a_config_for_the_other_kind_of_groups(launches):
+    a, b = columnwise(48, [130, 0, 20], 170, 1, 1), columnwise(64, [130, 0, 20], 170, 128, 2)
+    of_rows, of_runs = (
+        select_stacked(40, 64, 288, 3, "90a", *FACTS, split=True),
+        select_k_groups(48, 64, 170, 3, "90a", *FACTS),
+    )
+    with pytest.raises(ValueError, match="is for groups that are rows: no ColumnwiseMXFP8"):
+        mx.grouped_mm(a, b, config=of_rows)
+    rows, weights, offs, out = tensors()
+    with pytest.raises(ValueError, match="is for groups that are runs of K: two ColumnwiseMXFP8"):
+        mx.grouped_mm(rows, weights, offs, out=out, config=of_runs)
+    assert not launches

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mxfp8_cutlass.cost_model import TERMS
-from mxfp8_cutlass.generator.config_space import sm90_configs
-from mxfp8_cutlass.select import rank, select_kernel, select_stacked
+from mxfp8_cutlass.generator.config_space import sm90_configs, sm90_k_group_configs
+from mxfp8_cutlass.select import make_facts, rank, rank_k_groups, select_k_groups, select_kernel, select_stacked
 
 FACTS = {"promotion_k": 128, "sfb_rows": 128, "element_a": "e4m3", "element_b": "e4m3", "out": "bf16"}
 SCALES = [(128, 128), (128, 1), (32, 1)]
@@ -84,6 +84,31 @@ def test_any_number_of_groups_whose_sizes_only_the_device_knows(m, n, k, groups,
     config = stacked(m, 16 * n, 32 * k, groups, split=split)
     assert config in sm90_configs()
     assert config.check() is None
+
+
+@given(
+    m=st.integers(1, 500),
+    n=st.integers(1, 500),
+    tokens=st.integers(0, 2**20),
+    groups=st.integers(1, 1024),
+    rows=st.sampled_from([1, 128]),
+)
+@settings(max_examples=60, deadline=None)
+def test_groups_that_cut_k(m, n, tokens, groups, rows):
+    facts = make_facts(128, rows, "e4m3", "e5m2", "fp32")
+    candidates = rank_k_groups(16 * m, 16 * n, tokens, groups, "90a", facts)
+    assert {c.config for c in candidates} == {
+        c for c in sm90_k_group_configs() if all(getattr(c, name) == value for name, value in facts.items())
+    }
+    assert [c.total_us for c in candidates] == sorted(c.total_us for c in candidates)
+    config = select_k_groups(16 * m, 16 * n, tokens, groups, "90a", *facts.values())
+    assert config == candidates[0].config
+    assert select_k_groups(16 * m, 16 * n, tokens, groups, "90a", *facts.values()) is config
+
+
+def test_groups_that_cut_k_have_no_exact_kernel():
+    with pytest.raises(ValueError, match="promotion_k is 32"):
+        select_k_groups(512, 512, 1000, 4, "90a", 32, 1, "e4m3", "e4m3", "fp32")
 
 
 @pytest.mark.parametrize("groups", [1, 2, 31, 32, 33, 130, 1023, 1024])

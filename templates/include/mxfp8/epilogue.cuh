@@ -45,7 +45,8 @@ struct OutputStaging {
   alignas(kUsed ? 1024 : 16) uint8_t boxes[kUsed ? TileM / 16 : 1][kUsed ? kBoxes : 1][kUsed ? kBoxBytes : 1];
 
   // Rows 16 * warp to 16 * warp + 15 of a tile, by the warp that has them.
-  __device__ __forceinline__ void store(const GroupedGemmParams& params, const float* sum, const Tile& tile, int warp) {
+  template <class AnyTile>
+  __device__ __forceinline__ void store(const GroupedGemmParams& params, const float* sum, const AnyTile& tile, int warp) {
     const int lane = threadIdx.x % 32, n = problem_of(params, tile.group, &Problem::n);
     uint8_t(&mine)[kBoxes][kBoxBytes] = boxes[warp];
     if (lane == 0) cute::tma_store_wait<0>();  // the tile before has been read
@@ -71,7 +72,7 @@ struct OutputStaging {
       for (int i = 0; i < kBoxes; ++i)
         if (tile.n0 + 64 * i < n)
           cute::SM90_TMA_STORE_3D::copy(&map, mine[i], tile.n0 + 64 * i, tile.m0 + 16 * warp,
-                                        batch_of_a(params, tile.group));
+                                        batch_of_out(params, tile));
       cute::tma_store_arrive();
     }
   }
@@ -98,12 +99,12 @@ __device__ inline void transpose_in_quad(unsigned (&word)[4]) {
 
 // In what follows `sum` is a warp group's 64 x TileN share and `row` this thread's first row in the tile. Registers stay
 // registers only if all of it is inlined.
-template <class Out, int TileN>
-__device__ __forceinline__ void add_bias(const GroupedGemmParams& params, float* sum, const Tile& tile) {
+template <class Out, int TileN, class AnyTile>
+__device__ __forceinline__ void add_bias(const GroupedGemmParams& params, float* sum, const AnyTile& tile) {
   const Out* bias = static_cast<const Out*>(problem_of(params, tile.group, &Problem::bias));
   if (!bias) return;
   const int n = problem_of(params, tile.group, &Problem::n);
-  bias += static_cast<int64_t>(batch_of_b(params, tile.group)) * n;
+  bias += static_cast<int64_t>(batch_of_b(params, tile)) * n;
 #pragma unroll
   for (int j = 0; j < TileN / 8; ++j) {
     const int column = tile.n0 + 8 * j + 2 * (threadIdx.x % 4);
@@ -114,12 +115,13 @@ __device__ __forceinline__ void add_bias(const GroupedGemmParams& params, float*
   }
 }
 
-template <class Out, int TileN>
-__device__ __forceinline__ void store_predicated(const GroupedGemmParams& params, float* sum, const Tile& tile, int row) {
+template <class Out, int TileN, class AnyTile>
+__device__ __forceinline__ void store_predicated(const GroupedGemmParams& params, float* sum, const AnyTile& tile,
+                                                 int row) {
   using PairOut = typename Pair<Out>::Type;
   const int m = problem_of(params, tile.group, &Problem::m), n = problem_of(params, tile.group, &Problem::n);
   const int quad_lane = threadIdx.x % 4;
-  const int64_t first_row = static_cast<int64_t>(batch_of_a(params, tile.group)) * m + tile.m0 + row;
+  const int64_t first_row = static_cast<int64_t>(batch_of_out(params, tile)) * m + tile.m0 + row;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const bool row_in_group = row + 8 * r < tile.rows;
@@ -159,16 +161,16 @@ __device__ __forceinline__ void store_predicated(const GroupedGemmParams& params
   }
 }
 
-template <class Out, int TileN>
-__device__ __forceinline__ void store_tile(const GroupedGemmParams& params, float* sum, const Tile& tile, int row) {
+template <class Out, int TileN, class AnyTile>
+__device__ __forceinline__ void store_tile(const GroupedGemmParams& params, float* sum, const AnyTile& tile, int row) {
   add_bias<Out, TileN>(params, sum, tile);
   store_predicated<Out, TileN>(params, sum, tile, row);
 }
 
 // The same, by way of shared memory where a warp's rows are whole.
-template <class Out, int TileN, class Staging>
-__device__ __forceinline__ void store_tile(const GroupedGemmParams& params, Staging& staging, float* sum, const Tile& tile,
-                                           int row) {
+template <class Out, int TileN, class Staging, class AnyTile>
+__device__ __forceinline__ void store_tile(const GroupedGemmParams& params, Staging& staging, float* sum,
+                                           const AnyTile& tile, int row) {
   if constexpr (Staging::kUsed) {
     const int warp = row / 16;
     if (!params.accumulate && 16 * warp + 16 <= tile.rows) {

@@ -37,6 +37,7 @@ struct GroupedGemmParams {
   int groups;
   int index_is_int64;  // the type of offs or counts, else int
   int accumulate;  // out += product
+  int tokens;      // kernels whose groups cut K alone, of operands (1, M or N, K) and out (groups, M, N): offs ends there
 };
 
 }  // namespace mxfp8

@@ -29,10 +29,12 @@ __device__ inline void load_scales(const GroupedGemmParams& params, LoadedScales
   constexpr int kDepth = 2;  // stages under way
   const int thread = threadIdx.x - 32, lane = threadIdx.x % 32, loader = thread / 32;
   RingPosition<Stages> ring;
-  Tile tile;
+  typename Scheduler::FoundTile tile;
   while (scheduler.next(tile)) {
     const int m = problem_of(params, tile.group, &Problem::m), n = problem_of(params, tile.group, &Problem::n);
-    const int runs = runs_of(params, tile.group);
+    const int all_runs = runs_of(params, tile.group);
+    int runs = all_runs;
+    if constexpr (Scheduler::FoundTile::kOfRuns) runs = tile.runs;
     auto stride = [&](int r) { return padded_rows(r < TileM ? m : n); };  // from a run's scales to the next one's
     const uint8_t* sfa = problem_of(params, tile.group, &Problem::sfa);
     const uint8_t* sfb = problem_of(params, tile.group, &Problem::sfb);
@@ -42,8 +44,9 @@ __device__ inline void load_scales(const GroupedGemmParams& params, LoadedScales
     for (int i = 0; i < kRowsPerThread; ++i) {
       const int r = min(thread + i * kThreads, kRows - 1);
       const int row = r < TileM ? tile.m0 + min(r, tile.rows - 1) : min(tile.n0 + r - TileM, n - 1);
-      const int64_t batch = r < TileM ? batch_of_a(params, tile.group) : batch_of_b(params, tile.group);
-      next[i] = (r < TileM ? sfa : sfb) + batch * runs * stride(r) + row;
+      const int64_t batch = r < TileM ? batch_of_a(params, tile.group) : batch_of_b(params, tile);
+      next[i] = (r < TileM ? sfa : sfb) + batch * all_runs * stride(r) + row;
+      if constexpr (Scheduler::FoundTile::kOfRuns) next[i] += static_cast<int64_t>(tile.first_run) * stride(r);
     }
     uint8_t ahead[kDepth][kRowsPerThread];
     auto load = [&](int slot, int run) {

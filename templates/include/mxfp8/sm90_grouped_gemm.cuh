@@ -6,6 +6,9 @@
 //
 // Operands are folded: one scale per 128 of K. SfbRows = 128 takes the weights' tile form, whose scales come with the tiles
 // (tile_scales.cuh). SfbRows = 1 multiplies by a scale per column, which the producers' warps 1-3 bring (scale_loaders.cuh).
+//
+// KGroups: groups are runs of K instead of rows, each with an output of its own (weight gradients). A group of no runs has
+// one of zeros, from behind the operands' last column, so that loops over runs have a turn, and none of its scales counts.
 #pragma once
 
 #include "nvrtc_compat.cuh"
@@ -28,7 +31,7 @@
 namespace mxfp8 {
 
 template <class ElementA, class ElementB, class ElementOut, int TileM, int TileN, int ClusterM, int ClusterN, int Stages,
-          int SfbRows>
+          int SfbRows, bool KGroups = false>
 struct Sm90GroupedGemm {
   static constexpr int kTileK = 128;  // bytes of a 128-byte swizzle row, 4 wgmma steps, 4 scale blocks
   static constexpr int kConsumers = TileM / 64;
@@ -38,7 +41,8 @@ struct Sm90GroupedGemm {
   static constexpr unsigned kFullArrivals = kTileForm ? 1 : 1 + 32 * kLoaderWarps;
   static constexpr unsigned kEmptyArrivals = kWarpArrivals * 4 * kConsumers * kCluster;
 
-  using Scheduler = TileScheduler<TileM, TileN, ClusterM, ClusterN>;
+  using Scheduler = TileScheduler<TileM, TileN, ClusterM, ClusterN, KGroups>;
+  using Tile = typename Scheduler::FoundTile;
   using Scales = cuda::std::conditional_t<kTileForm, CopiedScales<TileM, Stages>, LoadedScales<TileM, TileN, Stages>>;
   using Staging = OutputStaging<ElementOut, TileM, TileN, kTileForm>;
 
@@ -120,18 +124,22 @@ struct Sm90GroupedGemm {
           cute::tma_descriptor_fence_acquire(as_descriptor(map_a));
           cute::tma_descriptor_fence_acquire(as_descriptor(map_b));
         }
-        const int k = problem_of(params, tile.group, &Problem::k);
+        int first = 0, k = problem_of(params, tile.group, &Problem::k);
+        if constexpr (KGroups) {
+          first = scheduler.is_empty(tile) ? k : tile.first_run * kTileK;
+          k = first + tile.runs * kTileK;
+        }
         [[maybe_unused]] ScaleCopy scales(params, tile);
-        for (int k0 = 0; k0 < k; k0 += kTileK) {
+        for (int k0 = first; k0 < k; k0 += kTileK) {
           uint64_t* full = &shared.barriers.full_[ring.stage];
           shared.barriers.empty(ring.stage).wait(ring.phase ^ 1);
           shared.barriers.full(ring.stage).arrive_and_expect_tx(stage_bytes());
           if constexpr (kTileForm) scales.start(full, shared.scales.sfa[ring.stage]);
           // CTAs (0..ClusterM-1, cta_n) share B; CTAs (cta_m, 0..ClusterN-1) share A; rank = m + ClusterM * n.
           copy_box<ClusterN>(map_a, full, &shared.a[ring.stage][cta_n * kRowsA * kTileK], k0,
-                             tile.m0 + cta_n * kRowsA, batch_of_a(params, tile.group), every_nth_rank(ClusterN, ClusterM) << cta_m);
+                             tile.m0 + cta_n * kRowsA, batch_of_a(params, tile), every_nth_rank(ClusterN, ClusterM) << cta_m);
           copy_box<ClusterM>(map_b, full, &shared.b[ring.stage][cta_m * kRowsB * kTileK], k0,
-                             tile.n0 + cta_m * kRowsB, batch_of_b(params, tile.group), every_nth_rank(ClusterM, 1) << (cta_n * ClusterM));
+                             tile.n0 + cta_m * kRowsB, batch_of_b(params, tile), every_nth_rank(ClusterM, 1) << (cta_n * ClusterM));
           ring.advance();
         }
       }
@@ -184,7 +192,7 @@ struct Sm90GroupedGemm {
       if (more) scales.prefetch(params, tile, 0);
       for (; more; __syncwarp(), tile = next) {
         clear(sum);
-        const int runs = runs_of(params, tile.group);
+        const int runs = runs_of(params, tile);
         const int m = problem_of(params, tile.group, &Problem::m), last_row = max(tile.rows - 1, 0);
         const int first_byte = first_scale_row(tile, m) % kCopyAlignment;
         // Where this thread's rows have their scales, in one register: two more would spill others.
@@ -218,12 +226,13 @@ struct Sm90GroupedGemm {
             finish_products();
             release();
             const uint8_t* sfb = problem_of(params, tile.group, &Problem::sfb) + tile.n0 + 2 * (lane % 4);
-            const int64_t run_of_all = static_cast<int64_t>(batch_of_b(params, tile.group)) * runs + run;
+            const int64_t run_of_all = static_cast<int64_t>(batch_of_b(params, tile)) * runs + first_run_of(tile) + run;
             const int step = padded_rows(problem_of(params, tile.group, &Problem::n));
             promote_rare<TileN>(sum.data(), partial.data(), a0, a1, sfb + run_of_all * step);
           }
           ring.advance();
         }
+        if (KGroups && scheduler.is_empty(tile)) clear(sum);
         store_tile<ElementOut, TileN>(params, shared.out, sum.data(), tile, first_row());
       }
       shared.out.finish();
@@ -231,7 +240,7 @@ struct Sm90GroupedGemm {
       const int row = first_row();
       for (; more; more = scheduler.next(tile)) {
         clear(sum);
-        const int runs = runs_of(params, tile.group);
+        const int runs = runs_of(params, tile);
         for (int run = 0; run < runs; ++run) {
           shared.barriers.full(ring.stage).wait(ring.phase);
           start_products();
@@ -247,6 +256,7 @@ struct Sm90GroupedGemm {
           release();
           ring.advance();
         }
+        if (KGroups && scheduler.is_empty(tile)) clear(sum);
         store_tile<ElementOut, TileN>(params, sum.data(), tile, row);
       }
     }

@@ -31,12 +31,14 @@ __device__ inline int first_scale_row(const Tile& tile, int m) { return min(tile
 // The activation scales of a tile, run after run.
 class ScaleCopy {
  public:
-  __device__ ScaleCopy(const GroupedGemmParams& params, const Tile& tile) {
+  template <class AnyTile>
+  __device__ ScaleCopy(const GroupedGemmParams& params, const AnyTile& tile) {
     const int m = problem_of(params, tile.group, &Problem::m), runs = runs_of(params, tile.group);
     step_ = padded_rows(m);
     const int64_t batch = batch_of_a(params, tile.group);
     next_ = problem_of(params, tile.group, &Problem::sfa) + batch * runs * step_ +
             first_scale_row(tile, m) / kCopyAlignment * kCopyAlignment;
+    if constexpr (AnyTile::kOfRuns) next_ += static_cast<int64_t>(tile.first_run) * step_;
   }
   template <int Bytes>
   __device__ void start(uint64_t* barrier, uint8_t (&destination)[Bytes]) {
@@ -58,13 +60,16 @@ class TileScales {
 
  public:
   // Starts the loads for 32 runs of a tile; they arrive while earlier ones are used.
-  __device__ void prefetch(const GroupedGemmParams& params, const Tile& tile, int first_run) {
+  template <class AnyTile>
+  __device__ void prefetch(const GroupedGemmParams& params, const AnyTile& tile, int first_run) {
     const int runs = runs_of(params, tile.group);
+    int last_run = runs - 1;
+    if constexpr (AnyTile::kOfRuns) first_run += tile.first_run, last_run = tile.first_run + tile.runs - 1;
     const int tiles = (problem_of(params, tile.group, &Problem::n) + kWeightTile - 1) / kWeightTile;
     const int weight_tile = min(tile.n0 / kWeightTile, tiles - 1);  // a cluster's second CTA may lie past the end
     const uint8_t* bytes = problem_of(params, tile.group, &Problem::sfb_tiles) +
-                           (static_cast<int64_t>(batch_of_b(params, tile.group)) * tiles + weight_tile) * runs +
-                           min(first_run + static_cast<int>(threadIdx.x % 32), runs - 1);
+                           (static_cast<int64_t>(batch_of_b(params, tile)) * tiles + weight_tile) * runs +
+                           min(first_run + static_cast<int>(threadIdx.x % 32), last_run);
     ahead_[0] = __ldg(bytes);
     if constexpr (kTwoTiles) ahead_[1] = __ldg(bytes + (weight_tile + 1 < tiles ? runs : 0));
   }
