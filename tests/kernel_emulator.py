@@ -35,11 +35,7 @@ class Kernels:
                 f'extern "C" void {config.name}(const {params}* params, unsigned grid) '
                 f"{{ emulator::launch([=] {{ {call}; }}, grid, {config.threads}); }}"
             )
-        source, library = folder / "kernels.cpp", folder / "kernels.so"
-        source.write_text("\n".join(parts))
-        includes = [f"-I{EMULATOR}", f"-I{INCLUDE}"]  # the emulator's ptx.cuh first
-        subprocess.run([compiler, *OPTIONS, *includes, str(source), "-o", str(library)], check=True)
-        self._library = ctypes.CDLL(str(library))
+        self._library = compile_library(compiler, folder, "\n".join(parts))
         self.launched: list[str] = []
 
     def launch(self, config, params, grid, device) -> None:
@@ -47,6 +43,15 @@ class Kernels:
         if grid:
             self.launched.append(config.name)
             getattr(self._library, config.name)(ctypes.byref(params), ctypes.c_uint(grid))
+
+
+def compile_library(compiler: str, folder: Path, text: str) -> ctypes.CDLL:
+    """C++ that includes the kernels' headers, compiled and loaded."""
+    source, library = folder / "kernels.cpp", folder / "kernels.so"
+    source.write_text(text)
+    includes = [f"-I{EMULATOR}", f"-I{INCLUDE}"]  # the emulator's ptx.cuh first
+    subprocess.run([compiler, *OPTIONS, *includes, str(source), "-o", str(library)], check=True)
+    return ctypes.CDLL(str(library))
 
 
 def tensor_map(address: int, shape: tuple[int, int, int], box: tuple[int, int]) -> TensorMap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 
 import kernel_emulator
@@ -56,7 +57,6 @@ def kernels(compiled, monkeypatch):
     monkeypatch.setattr(launches, "torch", Torch())
     compiled.launched.clear()
     yield compiled
-    assert pools
     for pool in pools:  # nothing else is written
         assert (pool[:GUARD] == POISON).all()
         assert (pool[-GUARD:] == POISON).all()
@@ -188,3 +188,37 @@ def test_wrong_offs_reach_nothing_outside(ends):
     options = {"features_fold": 1, "tokens_fold": 128, "sums": False}
     for offs in (torch.tensor(ends), torch.tensor(ends).to(torch.int32)):
         launches.quantize_tiles(x, offs, E4M3, "rceil", **options)
+
+
+PLACES = """
+#include "cuda_on_cpu.h"
+#include "mxfp8/quantize_tiles.cuh"
+using namespace mxfp8;
+template <class Tiles> void places(u32* words, u32* loads, u32* factors) {
+  for (u32 thread = 0; thread < Tiles::kThreads; ++thread) {
+    words[thread] = Tiles::place_of_words(thread);
+    for (u32 i = 0; i < Tiles::kLoads; ++i) loads[i * Tiles::kThreads + thread] = Tiles::place_of_load(thread, i);
+  }
+  for (u32 token = 0; token < 128; ++token) factors[token] = 4 * Tiles::factor_index(token);
+}
+extern "C" void of_16_bits(u32* w, u32* l, u32* f) { places<QuantizeTiles<Bf16, E4M3, Rceil>>(w, l, f); }
+extern "C" void of_32_bits(u32* w, u32* l, u32* f) { places<QuantizeTiles<Fp32, E4M3, Rceil>>(w, l, f); }
+"""
+
+
+def conflict_free(addresses, size):
+    """Whether each 128 bytes of a warp's access of `size` bytes a lane use each of the 32 banks once."""
+    words = addresses.reshape(-1, 128 // size, 1) // 4 + np.arange(size // 4)
+    return bool((np.sort(words.reshape(len(words), 32) % 32) == np.arange(32)).all())
+
+
+@pytest.mark.parametrize(("bits", "threads"), [(16, 256), (32, 512)])
+def test_shared_memory_accesses_have_no_bank_conflicts(bits, threads, tmp_path):
+    library = kernel_emulator.compile_library(COMPILER, tmp_path, PLACES)
+    words, loads, factors = (np.zeros(count, dtype=np.uint32) for count in (threads, 8 * threads, 128))
+    getattr(library, f"of_{bits}_bits")(*(array.ctypes.data_as(ctypes.c_void_p) for array in (words, loads, factors)))
+    assert conflict_free(words, 4)  # a further token is as many bytes further for all
+    assert conflict_free(loads, 16)
+    assert len(set(factors[::32] // 4 % 32)) == 4  # lanes of a block read the same word
+    chunks = 128 * bits // 8 // 16
+    assert sorted(loads - loads // (32 * chunks * 16 + 32) * 32) == list(range(0, 128 * chunks * 16, 16))

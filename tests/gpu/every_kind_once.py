@@ -44,6 +44,8 @@ def main() -> None:
     bias = torch.randn(groups, N, device="cuda", dtype=torch.bfloat16)
 
     mx.dequantize(mx.quantize(x.bfloat16(), torch.float8_e5m2, "floor", fold=True), torch.bfloat16)
+    mx.quantize_both(x, offs, columnwise_fold_rows=128, bias_grad=True, bias_scale=x[:, 0])
+    mx.quantize_both(w[:, :288].bfloat16(), fold_rows=128, columnwise_fold_rows=1)
     xq, wq = mx.quantize(x), mx.quantize(w)
     for scale, ends, cut in ((xq.scale, offs, "rows"), (xq.scale, 32 * torch.arange(1, 6).to(offs), "blocks")):
         mx.unswizzle_scales(mx.swizzle_scales(scale, ends, groups=cut), scale.shape, ends, groups=cut)

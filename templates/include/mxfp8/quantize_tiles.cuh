@@ -74,6 +74,14 @@ struct QuantizeTiles {
     if (has_sums || has_columns) quantize_tokens(params, place, memory, factors);
   }
 
+  // Where a thread's words begin in shared memory, of which it has one every kPitch bytes, and where the 16 bytes of one of its
+  // loads are.
+  static __device__ u32 place_of_words(u32 thread) { return offset(thread % 32 / 8 * kBlock) + word_in_row(thread) * 4; }
+  static __device__ u32 place_of_load(u32 thread, u32 i) {
+    return offset(thread / kRowLanes + i * kRowsAtOnce) + thread % kRowLanes * 16;
+  }
+  static __device__ u32 factor_index(u32 token) { return token + token / kBlock; }  // blocks in different banks
+
  private:
   struct Place {
     u32 matrix;
@@ -116,7 +124,7 @@ struct QuantizeTiles {
   }
 
   static __device__ u32 offset(u32 token) { return token * kPitch + token / kBlock * 32; }
-  static __device__ u32 factor_index(u32 token) { return token + token / kBlock; }  // blocks in different banks
+  static __device__ u32 word_in_row(u32 thread) { return thread / 32 * 8 + thread % 8; }
 
   static __device__ void load(const Params& params, const Place& place, u8* memory) {
     const u32 in_row = threadIdx.x % kRowLanes;
@@ -128,7 +136,7 @@ struct QuantizeTiles {
     for (u32 i = 0; i < kLoads; ++i) {
       const u32 token = threadIdx.x / kRowLanes + i * kRowsAtOnce;
       const bool present = inside && token < place.tokens;
-      ptx::copy16(memory + offset(token) + in_row * 16, present ? from + token * pitch : params.input, present);
+      ptx::copy16(memory + place_of_load(threadIdx.x, i), present ? from + token * pitch : params.input, present);
     }
   }
 
@@ -172,8 +180,8 @@ struct QuantizeTiles {
     return needed == kNoScale ? kNoScale : max(needed, 0);
   }
 
-  static __device__ uint4 read(const u8* memory, u32 token, u32 in_row) {
-    return *reinterpret_cast<const uint4*>(memory + offset(token) + in_row * 16);
+  static __device__ uint4 read(const u8* memory, u32 i) {
+    return *reinterpret_cast<const uint4*>(memory + place_of_load(threadIdx.x, i));
   }
 
   static __device__ void quantize_features(const Params& params, const Place& place, const u8* memory) {
@@ -188,7 +196,7 @@ struct QuantizeTiles {
     u32 amax[kOwned] = {};
 #pragma unroll
     for (u32 i = 0; i < kLoads; ++i) {
-      u32 its = Input::amax(read(memory, first_token + i * kRowsAtOnce, in_row));
+      u32 its = Input::amax(read(memory, i));
 #pragma unroll
       for (u32 distance = 1; distance < kBlockLanes; distance *= 2)
         its = max(its, __shfl_xor_sync(kAllLanes, its, distance));
@@ -231,7 +239,7 @@ struct QuantizeTiles {
       its.literal = __shfl_sync(kAllLanes, mine[i / kBlockLanes].literal, owner);
       if (!inside || token >= place.tokens) continue;
       float x[kElements];
-      Input::to_float(read(memory, token, in_row), x);
+      Input::to_float(read(memory, i), x);
       u32 bytes[kElements / 4];
       round_folded<Format>(x, its, bytes);
       u8* const to = side.data + (row + token) * params.features + place.first_feature() + in_row * kElements;
@@ -257,9 +265,9 @@ struct QuantizeTiles {
   static __device__ void quantize_tokens(const Params& params, const Place& place, const u8* memory,
                                          const float* factors) {
     const TileSide& side = params.along_tokens;
-    const u32 block = threadIdx.x % 32 / 8, in_row = threadIdx.x / 32 * 8 + threadIdx.x % 8;
+    const u32 block = threadIdx.x % 32 / 8, in_row = word_in_row(threadIdx.x);
     // Words are read from memory whenever they are needed: 32 of them would cost a CTA its room on the SM.
-    const u8* const from = memory + offset(block * kBlock) + in_row * 4;
+    const u8* const from = memory + place_of_words(threadIdx.x);
     const auto word = [&](u32 token) { return *reinterpret_cast<const u32*>(from + token * kPitch); };
     u32 largest = 0;
 #pragma unroll
