@@ -40,9 +40,12 @@ struct Sm100GroupedGemm {
   using MainloopSchedule = cute::conditional_t<kPair, cutlass::gemm::KernelPtrArrayTmaWarpSpecialized2SmMxf8f6f4Sm100,
                                                cutlass::gemm::KernelPtrArrayTmaWarpSpecialized1SmMxf8f6f4Sm100>;
 
+  // The builder's choice for wide tiles of 2-byte outputs is 64 columns, which spills registers.
+  using EpilogueTile = cute::conditional_t<(TileN > 128 && sizeof(Out) == 2), cute::Shape<cute::_128, cute::_32>,
+                                           cutlass::epilogue::collective::EpilogueTileAuto>;
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
-      Arch, OpClass, TileShape, ClusterShape, cutlass::epilogue::collective::EpilogueTileAuto, float, float, Out, RowMajor,
-      kAlignmentOut, Out, RowMajor, kAlignmentOut, EpilogueSchedule>::CollectiveOp;
+      Arch, OpClass, TileShape, ClusterShape, EpilogueTile, float, float, Out, RowMajor, kAlignmentOut,
+      Out, RowMajor, kAlignmentOut, EpilogueSchedule>::CollectiveOp;
   using Stages = cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename Epilogue::SharedStorage))>;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       Arch, OpClass, cutlass::mx_float8_t<ElementA>, RowMajor, kAlignmentAB, cutlass::mx_float8_t<ElementB>, ColumnMajor,
