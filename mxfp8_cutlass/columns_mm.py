@@ -51,6 +51,8 @@ def grouped_mm_columnwise(
     if n % 16 or k % 16:
         raise ValueError(f"a and b have {n} and {k} features: both must be multiples of 16")
     shape = (offs.shape[0], n, k)
+    if max(n, k, capacity := column_capacity(a.tokens, shape[0])) > checks.MAX_ROWS:
+        raise ValueError(f"a and b have {n} and {k} features and {capacity} columns: at most {checks.MAX_ROWS} of each")
     if out is not None:
         checks.check_tensor("out", out, shape, dtype, a.device)
         checks.check_aligned("out", out)

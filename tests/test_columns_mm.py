@@ -56,6 +56,16 @@ def test_many_groups(device, groups):
     check_columnwise_product(mx.grouped_mm(a, b, out_dtype=torch.float32), a, b, sizes)
 
 
+@pytest.mark.parametrize("rows", [1, 128])
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_long_groups(device, out_dtype, rows):
+    """More than 32 runs, whose scales are loaded as many at a time; several tiles of one group for each CTA."""
+    sizes = [4500, 0, 3, 4096]
+    a = columnwise(8700, 144, sizes, device, fold_rows=1, seed=1)
+    b = columnwise(8700, 272, sizes, device, fold_rows=rows, seed=2)
+    check_columnwise_product(mx.grouped_mm(a, b, out_dtype=out_dtype), a, b, sizes)
+
+
 def test_blocks_that_differ_by_orders_of_magnitude(device):
     sizes = [130, 1, 200]
     a, b = (

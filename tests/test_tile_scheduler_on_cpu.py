@@ -35,6 +35,9 @@ inline unsigned __ballot_sync(unsigned, bool is) {
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 #include "mxfp8/tile_scheduler.cuh"
 
+inline int first_run_of(const mxfp8::Tile&) { return 0; }
+inline int first_run_of(const mxfp8::TileOfRuns& tile) { return tile.first_run; }
+
 struct Found { int cta, group, batch_a, batch_b, batch_out, m0, n0, rows, first_run, runs, empty; };
 
 template <int TileM, int TileN, int ClusterM, int ClusterN, bool KGroups>
@@ -52,7 +55,7 @@ int walk(const mxfp8::GroupedGemmParams& params, int grid, Found* found, int roo
     while (scheduler.next(tile)) {
       if (threadIdx.x == 0 && count < room)
         found[count++] = {int(blockIdx.x), tile.group, mxfp8::batch_of_a(params, tile), mxfp8::batch_of_b(params, tile),
-                          mxfp8::batch_of_out(params, tile), tile.m0, tile.n0, tile.rows, mxfp8::first_run_of(tile),
+                          mxfp8::batch_of_out(params, tile), tile.m0, tile.n0, tile.rows, first_run_of(tile),
                           mxfp8::runs_of(params, tile), scheduler.is_empty(tile)};
     }
   }, grid, 32);

@@ -15,7 +15,7 @@ import torch
 import mxfp8_cutlass as mx
 from mxfp8_cutlass import inputs
 from mxfp8_cutlass.cache import get_cubin
-from mxfp8_cutlass.generator.config_space import sm90_configs
+from mxfp8_cutlass.generator.config_space import sm90_configs, sm90_k_group_configs
 
 SIZES = [130, 0, 1, 300, 64]
 N, K = 400, 1120
@@ -55,11 +55,18 @@ def main() -> None:
         a, b = (xq, wq) if exact else (mx.fold(xq), folded[config.sfb_rows])
         out = torch.zeros(rows, N, device="cuda", dtype=torch.bfloat16)
         mx.grouped_mm(a, b, offs, bias=bias, out=out, accumulate=True, exact=exact, config=config)
+    columns = {rows: mx.quantize_columnwise(x, offs, fold_rows=rows) for rows in (1, 128)}
+    narrow = mx.quantize_columnwise(x[:, :N].contiguous(), offs, fold_rows=1)
+    k_configs = [c for c in sm90_k_group_configs() if c.element_a == c.element_b == "e4m3" and c.out != "fp16"]
+    for config in k_configs:
+        out = torch.zeros(groups, N, K, device="cuda", dtype=torch.float32 if config.out == "fp32" else torch.bfloat16)
+        for accumulate in (False, True):
+            mx.grouped_mm(narrow, columns[config.sfb_rows], out=out, accumulate=accumulate, config=config)
     mx.grouped_mm(mx.quantize(torch.randn(groups, 70, K, device="cuda")), folded[128])
     pairs = [(torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")) for m, n, k in SHAPES]
     mx.grouped_gemm([(mx.quantize(a), mx.quantize(b)) for a, b in pairs])
     torch.cuda.synchronize()
-    print(f"{len(configs) + 2} grouped GEMM launches")  # noqa: T201 - so that a log shows how far it came
+    print(f"{len(configs) + 2 * len(k_configs) + 2} grouped GEMM launches")  # noqa: T201 - so that a log shows how far it came
 
 
 if __name__ == "__main__":

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from products import E4M3, E5M2, folded, mixed_tiles, operand, run
+import torch
+from products import E4M3, E5M2, folded, mixed_tiles, offsets, operand, run
+from token_groups import check_columnwise_product
 from torch import bfloat16, float16, float32
 
-from mxfp8_cutlass.generator.config_space import sm90_configs
+import mxfp8_cutlass as mx
+from mxfp8_cutlass.generator.config_space import sm90_configs, sm90_k_group_configs
 
 pytestmark = pytest.mark.gpu
 
@@ -27,3 +30,21 @@ def test_config(config):
     run(a, folded(b, config.sfb_rows if config.promotion_k == 128 else 0), [130, 0, 1, 63, 8250], **options)
     batch = operand((5, 70, 544), ELEMENTS[config.element_a], 3, "cuda")
     run(batch, b, bias=True, accumulate=True, **options)
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("config", sm90_k_group_configs(), ids=short)
+def test_config_for_groups_that_cut_k(config, accumulate):
+    """More than 32 runs, groups of none, a tail of NaNs; features that end within a tile; some tiles are mixed."""
+    sizes, generator = [130, 0, 1, 63, 4500], torch.Generator("cuda").manual_seed(1)
+    x, dy = (torch.randn((4700, features), device="cuda", generator=generator) for features in (400, 656))
+    dy[:, :200] *= torch.exp(6 * torch.randn((1, 200), device="cuda", generator=generator))
+    for rows in (x, dy):
+        rows[sum(sizes) :] = float("nan")
+    offs = offsets(sizes, "cuda")
+    a = mx.quantize_columnwise(x, offs, ELEMENTS[config.element_a], fold_rows=1)
+    b = mx.quantize_columnwise(dy, offs, ELEMENTS[config.element_b], fold_rows=config.sfb_rows)
+    out = torch.randn((5, 400, 656), device="cuda", generator=generator).to(OUTPUTS[config.out])
+    old = out.clone() if accumulate else None
+    mx.grouped_mm(a, b, offs, out=out, accumulate=accumulate, config=config)
+    check_columnwise_product(out, a, b, sizes, old)

@@ -210,6 +210,7 @@ struct Sm90GroupedGemm {
               __syncwarp();
             }
             if (run + 32 < runs) {
+              if constexpr (KGroups) tile.first_run = scheduler.first_run(tile);  // for which no register is left
               scales.prefetch(params, tile, run + 32);
             } else if (more) {
               scales.prefetch(params, next, 0);
@@ -226,7 +227,8 @@ struct Sm90GroupedGemm {
             finish_products();
             release();
             const uint8_t* sfb = problem_of(params, tile.group, &Problem::sfb) + tile.n0 + 2 * (lane % 4);
-            const int64_t run_of_all = static_cast<int64_t>(batch_of_b(params, tile)) * runs + first_run_of(tile) + run;
+            int64_t run_of_all = static_cast<int64_t>(batch_of_b(params, tile)) * runs + run;
+            if constexpr (KGroups) run_of_all = scheduler.first_run(tile) + run;
             const int step = padded_rows(problem_of(params, tile.group, &Problem::n));
             promote_rare<TileN>(sum.data(), partial.data(), a0, a1, sfb + run_of_all * step);
           }

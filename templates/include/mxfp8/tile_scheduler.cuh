@@ -58,11 +58,9 @@ __device__ inline int runs_of(const GroupedGemmParams& params, int group) {
   return (problem_of(params, group, &Problem::k) + 127) / 128;
 }
 
-// Those that a tile contracts, and the first of them.
+// Those that a tile contracts.
 __device__ inline int runs_of(const GroupedGemmParams& params, const Tile& tile) { return runs_of(params, tile.group); }
 __device__ inline int runs_of(const GroupedGemmParams&, const TileOfRuns& tile) { return tile.runs; }
-__device__ inline int first_run_of(const Tile&) { return 0; }
-__device__ inline int first_run_of(const TileOfRuns& tile) { return tile.first_run; }
 
 // Where a group whose first token is `begin` has its first run: mxfp8_cutlass/columns.py, group_bounds.
 __device__ inline int first_run_of_columns(int begin, int group) { return begin / 128 + group; }
@@ -123,7 +121,8 @@ class TileScheduler {
       : params_(params), table_(table), cta_m_(cta_m), cta_n_(cta_n),
         index_(blockIdx.x / (ClusterM * ClusterN)) {}
 
-  // Whether a tile's group has nothing to contract.
+  // KGroups: the first run of a tile's group, and whether it has none.
+  __device__ int first_run(const Tile& tile) const { return table_[tile.group].begin; }
   __device__ bool is_empty(const Tile& tile) const { return table_[tile.group].count == 0; }
 
   // Called by whole warps. Returns false after the last tile.
