@@ -10,6 +10,7 @@ from itertools import product
 from mxfp8_cutlass.generator.elementwise_config import elementwise_configs, swizzle_configs
 from mxfp8_cutlass.generator.render import KernelConfig
 from mxfp8_cutlass.generator.sm100_config import sm100_configs
+from mxfp8_cutlass.generator.sm100_launch_config import Sm100ArgumentsConfig
 from mxfp8_cutlass.generator.tile_config import CUDA_OUTPUT, CUTLASS_ELEMENT, TileConfig
 
 SM90_TILES = [
@@ -79,5 +80,7 @@ def sm90_k_group_configs() -> tuple[TileConfig, ...]:
 @cache
 def all_configs(target_sm: str) -> tuple[KernelConfig, ...]:
     """Every kernel of a target: grouped GEMM, quantize, fold, dequantize, swizzle and unswizzle scales."""
-    gemms = (*sm90_configs(), *sm90_k_group_configs()) if target_sm == "90a" else sm100_configs()
+    gemms: tuple[KernelConfig, ...] = (*sm100_configs(), Sm100ArgumentsConfig(target_sm))
+    if target_sm == "90a":
+        gemms = (*sm90_configs(), *sm90_k_group_configs())
     return (*gemms, *elementwise_configs(target_sm), *swizzle_configs(target_sm))
