@@ -36,6 +36,7 @@ class Patch(NamedTuple):
 
 _TMA = "cute/atom/copy_traits_sm100_tma.hpp"
 _DESCRIPTOR = "cute/atom/copy_traits_sm90_tma.hpp"
+_DESCRIPTOR_TYPE = "cute/arch/copy_sm90_desc.hpp"
 _HARDWARE = "cutlass/kernel_hardware_info.h"
 _TUPLE = "cute/container/tuple.hpp"
 
@@ -89,6 +90,12 @@ PATCHES = (
         "a tensor map that is made on the device says what the host shall encode",
         "  #if (__CUDACC_VER_MAJOR__ >= 12) && !defined(__CUDACC_RTC__)\n",
         f"{_REQUEST}  #if (__CUDACC_VER_MAJOR__ >= 12) && !defined(__CUDACC_RTC__)\n",
+    ),
+    Patch(
+        _DESCRIPTOR_TYPE,
+        "the alignment of CUDA 13's own type, so that parameters are laid out as nvcc does",
+        "  using TmaDescriptor = struct alignas(64)",
+        "  using TmaDescriptor = struct alignas(128)",
     ),
     Patch(
         _HARDWARE,

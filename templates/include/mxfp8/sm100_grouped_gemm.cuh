@@ -40,8 +40,10 @@ struct Sm100GroupedGemm {
   using MainloopSchedule = cute::conditional_t<kPair, cutlass::gemm::KernelPtrArrayTmaWarpSpecialized2SmMxf8f6f4Sm100,
                                                cutlass::gemm::KernelPtrArrayTmaWarpSpecialized1SmMxf8f6f4Sm100>;
 
-  // The builder's choice for wide tiles of 2-byte outputs is 64 columns, which spills registers.
-  using EpilogueTile = cute::conditional_t<(TileN > 128 && sizeof(Out) == 2), cute::Shape<cute::_128, cute::_32>,
+  // For wide tiles the builder takes 64 or 128 columns at a time, which spills registers and, of FP32, fills shared memory.
+  // With 256 columns the epilogue's are also those that two accumulators share in tensor memory: 2 * 256 - 32 leave 32 of
+  // its 512 columns for scales, which take 12.
+  using EpilogueTile = cute::conditional_t<(TileN > 128), cute::Shape<cute::_128, cute::_32>,
                                            cutlass::epilogue::collective::EpilogueTileAuto>;
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       Arch, OpClass, TileShape, ClusterShape, EpilogueTile, float, float, Out, RowMajor, kAlignmentOut,

@@ -6,9 +6,11 @@
 
 #include "mxfp8/patched_cutlass.cuh"
 
+#ifdef __CUDACC_RTC__
 namespace std {
 using cuda::std::is_const_v;  // of the scheduler's host code
 }  // namespace std
+#endif
 
 #include "mxfp8/sm100_arguments.cuh"
 #include "mxfp8/sm100_grouped_gemm.cuh"
@@ -26,8 +28,9 @@ struct Sm100BuildParams {
 
 constexpr int kSm100ParamsBytes = 4096;
 
+// The same on a host, with nvcc, is what tests compare with.
 template <class Gemm>
-__device__ void build_params(const Sm100BuildParams& build) {
+CUTLASS_HOST_DEVICE void build_params(const Sm100BuildParams& build) {
   using Kernel = typename Gemm::Kernel;
   using Params = typename Kernel::Params;
   static_assert(sizeof(Params) <= kSm100ParamsBytes);
