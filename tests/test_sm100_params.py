@@ -7,6 +7,7 @@ import torch
 from cutlass_params import HostParams, find_nvcc
 from sm100_groups import BASES
 
+from mxfp8_cutlass.cache import get_cubin
 from mxfp8_cutlass.generator.sm100_config import Sm100Config
 from mxfp8_cutlass.generator.sm100_launch_config import Sm100ParamsConfig
 from mxfp8_cutlass.sm100_arguments import GroupArrays, Sm100ArgumentsParams
@@ -36,6 +37,12 @@ def host(request, tmp_path_factory):
         pytest.skip("no nvcc")
     config = request.param
     return config, HostParams(nvcc, tmp_path_factory.mktemp("params"), Sm100ParamsConfig("100a", config))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target_sm", ["90a", "100a"])
+def test_builder_compiles_for_either_device(target_sm):
+    assert get_cubin(Sm100ParamsConfig(target_sm, CONFIGS[0])).code
 
 
 @pytest.mark.slow
