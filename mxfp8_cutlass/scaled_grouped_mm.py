@@ -31,7 +31,7 @@ def scaled_grouped_mm(
 ) -> torch.Tensor:
     """Multiply as torch.nn.functional.scaled_grouped_mm does for ScalingType.BlockWise1x32.
 
-    (M, K) x (G, K, N), offs cutting M -> (M, N); (M, K) x (K, N), offs cutting K -> (G, M, N), on the CPU alone yet;
+    (M, K) x (G, K, N), offs cutting M -> (M, N); (M, K) x (K, N), offs cutting K -> (G, M, N);
     (G, M, K) x (G, K, N) -> (G, M, N). Operands are folded on Hopper, at each call: see `grouped_mm`.
 
     Args:

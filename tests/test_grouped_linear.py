@@ -16,12 +16,6 @@ from mxfp8_cutlass.group_sums import add_scaled_bias
 from mxfp8_cutlass.grouped_mxfp8 import GroupedMXFP8
 
 
-@pytest.fixture(autouse=True)
-def _kernel(request):
-    if "device" in request.fixturenames and request.getfixturevalue("device").type == "cuda":
-        pytest.skip("no CUDA kernel for weight gradients yet")
-
-
 @pytest.mark.parametrize("bias", [None, "plain", "scaled"])
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("M", [0, 320])

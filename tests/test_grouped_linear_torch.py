@@ -13,12 +13,6 @@ from mxfp8_cutlass import linear_ops
 from mxfp8_cutlass.grouped_mxfp8 import GroupedMXFP8
 
 
-@pytest.fixture(autouse=True)
-def _kernel(request):
-    if "device" in request.fixturenames and request.getfixturevalue("device").type == "cuda":
-        pytest.skip("no CUDA kernel for weight gradients yet")
-
-
 def forward_arguments(case, leaves, *, wgrad="mxfp8", data=(None, None)):
     x, weight, bias, bias_scale = (leaves[name] for name in NAMES)
     types = (torch.float8_e4m3fn, torch.float8_e4m3fn, "rceil", wgrad)

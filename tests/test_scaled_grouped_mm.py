@@ -73,8 +73,6 @@ def test_a_buffer_with_more_or_less_room(device):
 @pytest.mark.parametrize("split", SPLITS)
 def test_weight_gradients(device, split, aligned, swizzle):
     """offs cuts K: each group quantized by itself, its scales right after those of the groups before."""
-    if device.type == "cuda":
-        pytest.skip("no CUDA kernel yet")
     sizes = [size // 32 * 32 if aligned else size for size in SPLITS[split](640)]
     ends, offs = offsets(sizes).tolist(), offsets(sizes, device)
     x = [torch.randn((640, features), generator=torch.Generator().manual_seed(features)) for features in (144, 48)]

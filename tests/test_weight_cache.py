@@ -13,12 +13,6 @@ import mxfp8_cutlass as mx
 from mxfp8_cutlass import weight_cache
 
 
-@pytest.fixture(autouse=True)
-def _kernel(request):
-    if "device" in request.fixturenames and request.getfixturevalue("device").type == "cuda":
-        pytest.skip("no CUDA kernel for weight gradients yet")
-
-
 @pytest.fixture
 def quantized(monkeypatch):
     """Calls that quantize a weight: (transposed, both)."""
