@@ -52,12 +52,12 @@ struct RingBarriers {
   __device__ FullBarrier& full(int stage) { return reinterpret_cast<FullBarrier&>(full_[stage]); }
   __device__ EmptyBarrier& empty(int stage) { return reinterpret_cast<EmptyBarrier&>(empty_[stage]); }
 
+  // By one thread, which then fences: cutlass::arch::fence_barrier_init().
   __device__ void init(unsigned full_arrivals, unsigned empty_arrivals) {
     for (int s = 0; s < Stages; ++s) {
       full(s).init(full_arrivals);
       empty(s).init(empty_arrivals);
     }
-    cutlass::arch::fence_barrier_init();
   }
 };
 

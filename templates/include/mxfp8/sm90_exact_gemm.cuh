@@ -14,7 +14,6 @@
 #include <cute/tensor.hpp>
 #include <cute/arch/cluster_sm90.hpp>
 #include <cute/arch/mma_sm90.hpp>
-#include <cutlass/arch/barrier.h>
 #include <cutlass/arch/reg_reconfig.h>
 
 #include "epilogue.cuh"
@@ -48,8 +47,6 @@ struct Sm90ExactGemm {
   static constexpr unsigned kStageBytes = (TileM + TileN) * kTileK;
 
   using Scheduler = TileScheduler<TileM, TileN, ClusterM, ClusterN>;
-  using FullBarrier = cutlass::arch::ClusterTransactionBarrier;
-  using EmptyBarrier = cutlass::arch::ClusterBarrier;
   using Ring = RingPosition<Stages>;
   using HalfRing = RingPosition<Halves>;
   using Mma = decltype(cute::SM90::GMMA::rs_op_selector<cute::bfloat16_t, cute::bfloat16_t, float,
@@ -66,13 +63,11 @@ struct Sm90ExactGemm {
     alignas(1024) u8 a[Stages][TileM * kTileK];
     alignas(1024) u8 b[Stages][TileN * kTileK];
     alignas(1024) u8 converted[Halves][TileN * kTileK];  // BF16, 64 of K, 128-byte swizzle
-    uint64_t full[Stages], empty[Stages], converted_full[Halves], converted_empty[Halves];
+    RingBarriers<Stages> stages;
+    RingBarriers<Halves> halves;
     alignas(8) u32 scales[Stages][TileM + TileN];  // of a row's four blocks of 32; A's at scale_place
     u32 flags[Stages];
   };  // behind it: the scheduler's table, params.groups + 1 entries
-
-  static __device__ FullBarrier& as_full(uint64_t& barrier) { return reinterpret_cast<FullBarrier&>(barrier); }
-  static __device__ EmptyBarrier& as_empty(uint64_t& barrier) { return reinterpret_cast<EmptyBarrier&>(barrier); }
 
   static __device__ void run(const GroupedGemmParams& params) {
     extern __shared__ __align__(1024) char shared_bytes[];
@@ -84,14 +79,8 @@ struct Sm90ExactGemm {
     if (warp == 0) {
       Scheduler::build_table(params, table);
     } else if (warp == 1 && cute::elect_one_sync()) {
-      for (int s = 0; s < Stages; ++s) {
-        as_full(shared.full[s]).init(kFullArrivals);
-        as_empty(shared.empty[s]).init(kEmptyArrivals);
-      }
-      for (int s = 0; s < Halves; ++s) {
-        as_empty(shared.converted_full[s]).init(kWarpArrivals * 4);
-        as_empty(shared.converted_empty[s]).init(kWarpArrivals * 4 * kConsumers);
-      }
+      shared.stages.init(kFullArrivals, kEmptyArrivals);
+      shared.halves.init(kWarpArrivals * 4, kWarpArrivals * 4 * kConsumers);
       cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
@@ -117,13 +106,9 @@ struct Sm90ExactGemm {
   }
 
  private:
-  static __device__ int stages_of(const GroupedGemmParams& params, const Tile& tile) {
-    return (problem_of(params, tile.group, &Problem::k) + kTileK - 1) / kTileK;
-  }
-
   // The calling warp is done with an FP8 stage.
   static __device__ void release(Shared& shared, int stage) {
-    arrive_for_warp_at_all<kCluster>(as_empty(shared.empty[stage]), threadIdx.x % 32);
+    arrive_for_warp_at_all<kCluster>(shared.stages.empty(stage), threadIdx.x % 32);
   }
 
   // Warp 0: FP8 tiles. In a cluster each CTA fetches its share of a tile that several need and multicasts it.
@@ -145,14 +130,14 @@ struct Sm90ExactGemm {
           cute::tma_descriptor_fence_acquire(as_descriptor(map_a));
           cute::tma_descriptor_fence_acquire(as_descriptor(map_b));
         }
-        const int stages = stages_of(params, tile);
+        const int stages = runs_of(params, tile);
         for (int s = 0; s < stages; ++s) {
-          as_empty(shared.empty[ring.stage]).wait(ring.phase ^ 1);
-          as_full(shared.full[ring.stage]).arrive_and_expect_tx(kStageBytes);
+          shared.stages.empty(ring.stage).wait(ring.phase ^ 1);
+          shared.stages.full(ring.stage).arrive_and_expect_tx(kStageBytes);
           // CTAs (0..ClusterM-1, cta_n) share B; CTAs (cta_m, 0..ClusterN-1) share A; rank = m + ClusterM * n.
-          copy_box<ClusterN>(map_a, &shared.full[ring.stage], &shared.a[ring.stage][cta_n * kRowsA * kTileK], s * kTileK,
+          copy_box<ClusterN>(map_a, &shared.stages.full_[ring.stage], &shared.a[ring.stage][cta_n * kRowsA * kTileK], s * kTileK,
                              tile.m0 + cta_n * kRowsA, batch_of_a(params, tile.group), every_nth_rank(ClusterN, ClusterM) << cta_m);
-          copy_box<ClusterM>(map_b, &shared.full[ring.stage], &shared.b[ring.stage][cta_m * kRowsB * kTileK], s * kTileK,
+          copy_box<ClusterM>(map_b, &shared.stages.full_[ring.stage], &shared.b[ring.stage][cta_m * kRowsB * kTileK], s * kTileK,
                              tile.n0 + cta_m * kRowsB, batch_of_b(params, tile.group), every_nth_rank(ClusterM, 1) << (cta_n * ClusterM));
           ring.advance();
         }
@@ -194,7 +179,7 @@ struct Sm90ExactGemm {
         for (int s = 0; s < 4; ++s) {
           const int left = blocks - first - 4 * s;
           if (left <= 0) break;
-          as_empty(shared.empty[ring.stage]).wait(ring.phase ^ 1);
+          shared.stages.empty(ring.stage).wait(ring.phase ^ 1);
           const u32 behind = left >= 4 ? 0 : ~0u << (8 * left);  // blocks past K: zeros, whose scale is anything ordinary
           u32 high = 0, low = 0;
 #pragma unroll
@@ -212,7 +197,7 @@ struct Sm90ExactGemm {
             flags[loader] = (high ? 1 : 0) | (low ? 2 : 0);
             if (loader == 0) flags[3] = 0;
           }
-          arrive_for_warp(as_full(shared.full[ring.stage]));
+          arrive_for_warp(shared.stages.full(ring.stage));
           ring.advance();
         }
       }
@@ -223,13 +208,13 @@ struct Sm90ExactGemm {
   // before it converts one.
   static __device__ void convert_b(const GroupedGemmParams& params, Shared& shared, Scheduler& scheduler) {
     constexpr int kRounds = (TileN + 127) / 128;
-    const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+    const int thread = threadIdx.x % 128;
     Ring ring;
     HalfRing half;
     Tile tile;
     while (scheduler.next(tile)) {
-      for (int left = stages_of(params, tile); left > 0; --left) {
-        as_full(shared.full[ring.stage]).wait(ring.phase);
+      for (int left = runs_of(params, tile); left > 0; --left) {
+        shared.stages.full(ring.stage).wait(ring.phase);
         const u8* source = shared.b[ring.stage];
         const u32* scales = &shared.scales[ring.stage][TileM];
         uint4 raw[2][4];
@@ -244,13 +229,13 @@ struct Sm90ExactGemm {
 #pragma unroll
         for (int item = 0; item < 2 * kRounds; ++item) {
           if (item + 1 < 2 * kRounds) read(item + 1);
-          if (item % kRounds == 0) as_empty(shared.converted_empty[half.stage]).wait(half.phase ^ 1);
+          if (item % kRounds == 0) shared.halves.empty(half.stage).wait(half.phase ^ 1);
           const int row = item % kRounds * 128 + thread;
           if (TileN % 128 == 0 || row < TileN)
             convert_row<FormatB>(raw[item % 2], scales[row] >> (item / kRounds * 16), shared.converted[half.stage], row);
           if (item % kRounds == kRounds - 1) {
             cutlass::arch::fence_view_async_shared();  // wgmma reads through the async proxy
-            arrive_for_warp(as_empty(shared.converted_full[half.stage]));
+            arrive_for_warp(shared.halves.full(half.stage));
             half.advance();
           }
         }
@@ -281,7 +266,7 @@ struct Sm90ExactGemm {
       for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
         for (int i = 0; i < TileN / 2; ++i) sum[b][i] = 0.0f;
-      const int stages = stages_of(params, tile);
+      const int stages = runs_of(params, tile);
       if (kBlocks == 1 || tile.rows > kBlockRows) {
         multiply_tile<kBlocks>(shared, me, stages, sum);
       } else {
@@ -313,7 +298,7 @@ struct Sm90ExactGemm {
       factors[1] = Convert::factor(__byte_perm(scales.y, 0, 0x4440 + 2 * h + quad_lane / 2));
     };
     auto enter_stage = [&] {
-      as_full(shared.full[me.ring.stage]).wait(me.ring.phase);
+      shared.stages.full(me.ring.stage).wait(me.ring.phase);
       read(0, 0);
     };
 
@@ -337,7 +322,7 @@ struct Sm90ExactGemm {
         const u32 largest = convert_steps<FormatA, kSteps>(raw, factors, first, mine);
         if (__builtin_expect(__any_sync(~0u, Convert::nonfinite(largest)), 0))
           mend_steps<FormatA, kSteps>(raw, first, mine);
-        if (first_of_half) as_empty(shared.converted_full[me.half.stage]).wait(me.half.phase);
+        if (first_of_half) shared.halves.full(me.half.stage).wait(me.half.phase);
         const u32 converted = descriptor_low(shared.converted[me.half.stage]);
         cute::warpgroup_arrive();
 #pragma unroll
@@ -382,7 +367,7 @@ struct Sm90ExactGemm {
 
   static __device__ void release_half(Shared& shared, Consumer& me) {
     const int stage = me.half.stage == 0 ? Halves - 1 : me.half.stage - 1;
-    arrive_for_warp(as_empty(shared.converted_empty[stage]));
+    arrive_for_warp(shared.halves.empty(stage));
   }
 
   // A wgmma descriptor's lower half: address and a field that swizzled layouts do not use.
@@ -426,7 +411,7 @@ struct Sm90ExactGemm {
       multiply_extreme<FormatA, FormatB, TileN>(sum[b], shared.a[stage], shared.b[stage], shared.scales[stage],
                                                 &shared.scales[stage][TileM], me.row + b * kBlockRows);
     for (int h = 0; h < 2; ++h) {
-      as_empty(shared.converted_full[me.half.stage]).wait(me.half.phase);
+      shared.halves.full(me.half.stage).wait(me.half.phase);
       me.half.advance();
       release_half(shared, me);
     }

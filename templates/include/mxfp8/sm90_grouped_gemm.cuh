@@ -79,6 +79,7 @@ struct Sm90GroupedGemm {
       Scheduler::build_table(params, table);
     } else if (warp == 1 && cute::elect_one_sync()) {
       shared.barriers.init(kFullArrivals, kEmptyArrivals);
+      cutlass::arch::fence_barrier_init();
     }
     __syncthreads();
     if constexpr (kCluster > 1) cute::cluster_sync();  // a peer's barriers exist before anyone arrives there
