@@ -7,7 +7,7 @@ from functools import cache
 from itertools import product
 from typing import ClassVar
 
-from mxfp8_cutlass.generator.tile_config import CUTLASS_ELEMENT
+from mxfp8_cutlass.generator.tile_config import CUTLASS_ELEMENT, GemmConfig
 
 CUTLASS_OUTPUT = {"bf16": "cutlass::bfloat16_t", "fp16": "cutlass::half_t", "fp32": "float"}
 SM100_TARGETS = ("100a",)
@@ -32,7 +32,7 @@ SM100_TILES = [
 
 
 @dataclass(frozen=True, order=True)
-class Sm100Config:
+class Sm100Config(GemmConfig):
     """One SM100 grouped GEMM kernel, made of CUTLASS's collectives. Groups may be rows, runs of K, or a batch."""
 
     target_sm: str
@@ -77,21 +77,6 @@ class Sm100Config:
         return SHARED_MEMORY_LIMIT
 
     @property
-    def cluster_size(self) -> int:
-        """CTAs of a cluster."""
-        return self.cluster_m * self.cluster_n
-
-    @property
-    def cutlass_a(self) -> str:
-        """CUTLASS's type of A's elements."""
-        return CUTLASS_ELEMENT[self.element_a]
-
-    @property
-    def cutlass_b(self) -> str:
-        """CUTLASS's type of B's elements."""
-        return CUTLASS_ELEMENT[self.element_b]
-
-    @property
     def cutlass_out(self) -> str:
         """CUTLASS's type of the output."""
         return CUTLASS_OUTPUT[self.out]
@@ -100,9 +85,8 @@ class Sm100Config:
         """Why this config cannot be built, or None. The single statement of the constraints."""
         if self.target_sm not in SM100_TARGETS:
             return f"target_sm={self.target_sm!r}: this template is for {', '.join(SM100_TARGETS)}"
-        if self.element_a not in CUTLASS_ELEMENT or self.element_b not in CUTLASS_ELEMENT:
-            elements = ", ".join(CUTLASS_ELEMENT)
-            return f"element_a={self.element_a!r}, element_b={self.element_b!r}: MXFP8 elements are {elements}"
+        if (reason := self.unknown_elements()) is not None:
+            return reason
         if self.out not in CUTLASS_OUTPUT:
             return f"out={self.out!r}: outputs are {', '.join(CUTLASS_OUTPUT)}"
         if self.tile_m not in (128, 256):

@@ -12,11 +12,25 @@ DEVICES = ("90a", "100a")
 
 
 @dataclass(frozen=True, order=True)
-class Sm100ArgumentsConfig:
-    """The kernel that writes each group's shape, addresses, strides and layouts of scales from offs."""
+class _OneCtaConfig:
+    """What both kinds have in common."""
 
     target_sm: str
     """Architecture that it runs on, "90a" or "100a"."""
+
+    @property
+    def shared_memory(self) -> int:
+        """Dynamic shared memory of the CTA in bytes."""
+        return 0
+
+    def check(self) -> str | None:
+        """Why this config cannot be built, or None."""
+        return None if self.target_sm in DEVICES else f"target_sm={self.target_sm!r}: one of {', '.join(DEVICES)}"
+
+
+@dataclass(frozen=True, order=True)
+class Sm100ArgumentsConfig(_OneCtaConfig):
+    """The kernel that writes each group's shape, addresses, strides and layouts of scales from offs."""
 
     template: ClassVar[str] = "sm100_arguments.cu.j2"
 
@@ -30,22 +44,11 @@ class Sm100ArgumentsConfig:
         """Threads of the one CTA."""
         return 256
 
-    @property
-    def shared_memory(self) -> int:
-        """Dynamic shared memory of the CTA in bytes."""
-        return 0
-
-    def check(self) -> str | None:
-        """Why this config cannot be built, or None."""
-        return None if self.target_sm in DEVICES else f"target_sm={self.target_sm!r}: one of {', '.join(DEVICES)}"
-
 
 @dataclass(frozen=True, order=True)
-class Sm100ParamsConfig:
+class Sm100ParamsConfig(_OneCtaConfig):
     """The kernel, of one thread, in which CUTLASS's code makes the parameters of a GEMM."""
 
-    target_sm: str
-    """Architecture that it runs on, "90a" or "100a"."""
     gemm: Sm100Config
     """The kernel that the parameters are for."""
 
@@ -61,13 +64,6 @@ class Sm100ParamsConfig:
         """Threads of the one CTA."""
         return 1
 
-    @property
-    def shared_memory(self) -> int:
-        """Dynamic shared memory of the CTA in bytes."""
-        return 0
-
     def check(self) -> str | None:
         """Why this config cannot be built, or None."""
-        if self.target_sm not in DEVICES:
-            return f"target_sm={self.target_sm!r}: one of {', '.join(DEVICES)}"
-        return self.gemm.check()
+        return super().check() or self.gemm.check()

@@ -28,8 +28,39 @@ EXACT_WORKING_REGISTERS = 72
 """The same for an exact kernel: also A's fragments as BF16, twice (32), and as FP8 (8)."""
 
 
+class GemmConfig:
+    """What follows from facts that the grouped GEMM kernels of all targets have."""
+
+    cluster_m: int
+    cluster_n: int
+    element_a: str
+    element_b: str
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def cutlass_a(self) -> str:
+        """CUTLASS's type of A's elements."""
+        return CUTLASS_ELEMENT[self.element_a]
+
+    @property
+    def cutlass_b(self) -> str:
+        """CUTLASS's type of B's elements."""
+        return CUTLASS_ELEMENT[self.element_b]
+
+    def unknown_elements(self) -> str | None:
+        """Why the element types cannot be, or None."""
+        if self.element_a in CUTLASS_ELEMENT and self.element_b in CUTLASS_ELEMENT:
+            return None
+        elements = ", ".join(CUTLASS_ELEMENT)
+        return f"element_a={self.element_a!r}, element_b={self.element_b!r}: MXFP8 elements are {elements}"
+
+
 @dataclass(frozen=True, order=True)
-class TileConfig:
+class TileConfig(GemmConfig):
     """One SM90 grouped GEMM kernel. Fields are facts; everything else is derived from them."""
 
     target_sm: str
@@ -89,11 +120,6 @@ class TileConfig:
         return 128 * (1 + self.exact + self.consumers)
 
     @property
-    def cluster_size(self) -> int:
-        """CTAs of a cluster."""
-        return self.cluster_m * self.cluster_n
-
-    @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage: FP8 tiles, scales, flags, two barriers.
 
@@ -141,16 +167,6 @@ class TileConfig:
         return self.tile_n // 2 * (self.tile_m // (64 * self.consumers)) if self.exact else self.tile_n
 
     @property
-    def cutlass_a(self) -> str:
-        """CUTLASS's type of A's elements."""
-        return CUTLASS_ELEMENT[self.element_a]
-
-    @property
-    def cutlass_b(self) -> str:
-        """CUTLASS's type of B's elements."""
-        return CUTLASS_ELEMENT[self.element_b]
-
-    @property
     def cuda_out(self) -> str:
         """CUDA's type of the output."""
         return CUDA_OUTPUT[self.out]
@@ -159,9 +175,8 @@ class TileConfig:
         """Why this config cannot be built, or None. The single statement of the constraints."""
         if self.target_sm not in SHARED_MEMORY_LIMIT:
             return f"target_sm={self.target_sm!r}: this template is for {', '.join(SHARED_MEMORY_LIMIT)}"
-        if self.element_a not in CUTLASS_ELEMENT or self.element_b not in CUTLASS_ELEMENT:
-            elements = ", ".join(CUTLASS_ELEMENT)
-            return f"element_a={self.element_a!r}, element_b={self.element_b!r}: MXFP8 elements are {elements}"
+        if (reason := self.unknown_elements()) is not None:
+            return reason
         if self.out not in CUDA_OUTPUT:
             return f"out={self.out!r}: outputs are {', '.join(CUDA_OUTPUT)}"
         if self.promotion_k not in (32, 128):
