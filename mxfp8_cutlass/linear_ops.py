@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
+from torch.library import custom_op
 
 from mxfp8_cutlass.columns import ColumnwiseMXFP8, column_capacity
 from mxfp8_cutlass.columns_mm import grouped_mm_columnwise
@@ -28,7 +29,7 @@ Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """A column-wise operand: elements, scales, tile scales (empty unless folded to tiles)."""
 
 
-@torch.library.custom_op("mxfp8_cutlass::grouped_linear", mutates_args=())
+@custom_op("mxfp8_cutlass::grouped_linear", mutates_args=())
 def forward(
     x: torch.Tensor,
     x_data: torch.Tensor | None,
@@ -95,7 +96,7 @@ def _(
     return (y, *_empty_parts(x, offs, RHS_ROWS if columns else None))
 
 
-@torch.library.custom_op("mxfp8_cutlass::grouped_linear_backward", mutates_args=())
+@custom_op("mxfp8_cutlass::grouped_linear_backward", mutates_args=())
 def backward(
     dy: torch.Tensor,
     weight: torch.Tensor | None,
@@ -146,7 +147,7 @@ def _(
     return (dx, *_empty_parts(dy, offs, LHS_ROWS if columnwise else None), sums)
 
 
-@torch.library.custom_op("mxfp8_cutlass::weight_grad", mutates_args=())
+@custom_op("mxfp8_cutlass::weight_grad", mutates_args=())
 def weight_grad(
     dy: Sequence[torch.Tensor],
     x: Sequence[torch.Tensor],
@@ -177,7 +178,7 @@ def _(
     return offs.new_empty((offs.shape[0], n, k), dtype=out_dtype)
 
 
-@torch.library.custom_op("mxfp8_cutlass::weight_grad_", mutates_args=("out",))
+@custom_op("mxfp8_cutlass::weight_grad_", mutates_args=("out",))
 def weight_grad_(
     out: torch.Tensor,
     dy: Sequence[torch.Tensor],
@@ -192,7 +193,7 @@ def weight_grad_(
     _weight_grad(dy, x, offs, tokens, dtype, grad_dtype, scaling, out=out)
 
 
-@torch.library.custom_op("mxfp8_cutlass::bias_scale_grad", mutates_args=())
+@custom_op("mxfp8_cutlass::bias_scale_grad", mutates_args=())
 def bias_scale_grad(dy: torch.Tensor, bias: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     """dY[i] . bias[g] for each row i of group g: float32 (M,), 0 for rows of no group."""
     return scale_grad(dy, bias, offs)

@@ -195,13 +195,7 @@ def grouped_mm(
     for group, rows in enumerate(_group_rows(a, n_groups, offs, counts)):
         lhs, target = _rows_of(a, rows), out[rows]
         rhs = MXFP8Tensor.unchecked(b.data[group], b.scale_bytes[group])
-        work = torch.float32 if _fits_float32(lhs) and _fits_float32(rhs) else torch.float64
-        product = dequantize(lhs, work) @ dequantize(rhs, work).mT
-        if bias is not None:
-            product += bias[group].to(work)
-        if accumulate:
-            product += target.to(work)
-        target.copy_(product)
+        _write_product(target, lhs, rhs, bias=None if bias is None else bias[group], accumulate=accumulate)
     return out
 
 
@@ -230,12 +224,21 @@ def grouped_mm_columnwise(
         blocks = slice(first // BLOCK, -(-(first + size) // BLOCK))
         elements = slice(blocks.start * BLOCK, blocks.stop * BLOCK)
         lhs, rhs = (MXFP8Tensor.unchecked(x.data[:, elements], x.scale_bytes[:, blocks]) for x in (a, b))
-        work = torch.float32 if _fits_float32(lhs) and _fits_float32(rhs) else torch.float64
-        product = dequantize(lhs, work) @ dequantize(rhs, work).mT
-        if accumulate:
-            product += target.to(work)
-        target.copy_(product)
+        _write_product(target, lhs, rhs, accumulate=accumulate)
     return out
+
+
+def _write_product(
+    target: torch.Tensor, lhs: MXFP8Tensor, rhs: MXFP8Tensor, *, bias: torch.Tensor | None = None, accumulate: bool
+) -> None:
+    """Write (M, K) x (N, K), plus `bias` (N,), plus the old `target` if `accumulate`, rounded once."""
+    work = torch.float32 if _fits_float32(lhs) and _fits_float32(rhs) else torch.float64
+    product = dequantize(lhs, work) @ dequantize(rhs, work).mT
+    if bias is not None:
+        product += bias.to(work)
+    if accumulate:
+        product += target.to(work)
+    target.copy_(product)
 
 
 def _fits_float32(xq: MXFP8Tensor) -> bool:
