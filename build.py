@@ -86,7 +86,7 @@ def explain(
     top: Annotated[int, typer.Option(help="how many candidates to show")] = 10,
 ) -> None:
     """Rank the kernels for some problem sizes, with the terms of the cost model, and say which one is picked."""
-    from mxfp8_cutlass.cost_model import TERMS  # noqa: PLC0415 - the other commands do without the cost model
+    from mxfp8_cutlass.cost_model import CHIPS, TERMS  # noqa: PLC0415 - the other commands do without the cost model
     from mxfp8_cutlass.select import choose, rank  # noqa: PLC0415
 
     sizes = [_problem(text) for text in problems]
@@ -95,6 +95,7 @@ def explain(
     for candidate in candidates:
         table.add_row(candidate.config.name, *(_cell(getattr(candidate, term)) for term in TERMS))
     console.print(table)
+    _say(f"the cost model's constants: {CHIPS[target].source}")
     _explain_choice(choose(sizes, target), target)
 
 

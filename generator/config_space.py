@@ -9,9 +9,12 @@ from itertools import product
 
 from mxfp8_cutlass.generator.elementwise_config import elementwise_configs, swizzle_configs
 from mxfp8_cutlass.generator.render import KernelConfig
-from mxfp8_cutlass.generator.sm100_config import sm100_configs
+from mxfp8_cutlass.generator.sm100_config import Sm100Config, sm100_configs
 from mxfp8_cutlass.generator.sm100_launch_config import Sm100ArgumentsConfig
 from mxfp8_cutlass.generator.tile_config import CUDA_OUTPUT, CUTLASS_ELEMENT, TileConfig
+
+GroupedGemmConfig = TileConfig | Sm100Config
+"""Of a grouped GEMM kernel of any target."""
 
 SM90_TILES = [
     # (tile_m, tile_n, cluster_m, cluster_n)

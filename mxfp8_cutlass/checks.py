@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from mxfp8_cutlass.generator.tile_config import MAX_GROUPS, TileConfig
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
+from mxfp8_cutlass.generator.tile_config import MAX_GROUPS
 from mxfp8_cutlass.mxfp8_tensor import TILE_ROWS, MXFP8Tensor
 
 OUT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -70,6 +71,14 @@ def check_groups(a: MXFP8Tensor, b: MXFP8Tensor, offs: torch.Tensor | None, coun
                 raise ValueError(f"{name} has shape {tuple(index.shape)}: it must be ({groups},), one for each b[g]")
 
 
+def check_swizzled(a: MXFP8Tensor, offs: torch.Tensor | None) -> None:
+    """Raise unless the scales of a, if they are swizzled, are so for groups of the kind of those of the product."""
+    if a.swizzled and (None if a.offs is None else a.offs.shape) != (None if offs is None else offs.shape):
+        laid_out = "each matrix" if a.offs is None else f"{a.offs.shape[0]} groups of rows"
+        needed = "each matrix" if offs is None else f"{offs.shape[0]} groups of rows"
+        raise ValueError(f"a has scales swizzled for {laid_out}: this product needs them for {needed}")
+
+
 def check_expected_m(expected_m: int | None, counts: torch.Tensor | None) -> None:
     """Raise unless expected_m, if given, is a number of rows beside counts."""
     if expected_m is None:
@@ -113,7 +122,9 @@ def row_ends(offs: torch.Tensor, m: int) -> list[int]:
 def check_rows(a: MXFP8Tensor, offs: torch.Tensor | None, counts: torch.Tensor | None) -> None:
     """Raise unless the values of offs and counts name rows of a. Reads them back from the device."""
     if offs is not None:
-        row_ends(offs, a.shape[0])
+        ends = row_ends(offs, a.shape[0])
+        if a.offs is not None and a.offs.tolist() != ends:
+            raise ValueError(f"offs is {ends}: the scales of a were swizzled for {a.offs.tolist()}")
     if counts is not None:
         values: list[int] = counts.tolist()
         if not all(0 <= count <= a.shape[1] for count in values):
@@ -202,22 +213,24 @@ def check_apart(name: str, out: torch.Tensor, inputs: Iterable[tuple[str, torch.
 
 
 def check_config(
-    config: TileConfig, target_sm: str | None, facts: Mapping[str, object], *, k_groups: bool = False
+    config: GroupedGemmConfig, target_sm: str | None, facts: Mapping[str, object], *, k_groups: bool = False
 ) -> None:
     """Raise unless an explicit config computes this product on this target; None: on any, for CPU tensors."""
-    if not isinstance(config, TileConfig):
-        raise TypeError(f"config is a {type(config).__name__}: it must be a TileConfig")
+    if not isinstance(config, GroupedGemmConfig):
+        raise TypeError(
+            f"config is a {type(config).__name__}: it must be a TileConfig, or for Blackwell an Sm100Config"
+        )
     if target_sm is not None and config.target_sm != target_sm:
         raise ValueError(f"config={config.name} is for sm_{config.target_sm}: this device needs sm_{target_sm}")
     reason = config.check()
     if reason is not None:
         raise ValueError(f"config={config.name} is not valid: {reason}")
-    if config.k_groups != k_groups:
-        needed = "runs of K: two ColumnwiseMXFP8" if config.k_groups else "rows: no ColumnwiseMXFP8"
+    if getattr(config, "k_groups", k_groups) != k_groups:  # Blackwell's kernels take either
+        needed = "rows: no ColumnwiseMXFP8" if k_groups else "runs of K: two ColumnwiseMXFP8"
         raise ValueError(f"config={config.name} is for groups that are {needed}")
     for fact, value in facts.items():
         # Weights are folded as far as an explicit config asks, so its sfb_rows is free.
-        if fact != "sfb_rows" and getattr(config, fact) != value:
+        if fact != "sfb_rows" and getattr(config, fact, value) != value:
             raise ValueError(
                 f"config={config.name} has {fact} {getattr(config, fact)!r}: these operands and `exact` need {value!r}"
             )

@@ -8,12 +8,14 @@ import torch
 
 from mxfp8_cutlass import checks, env, reference
 from mxfp8_cutlass.columns import ColumnwiseMXFP8, column_capacity, group_bounds
-from mxfp8_cutlass.generator.tile_config import TileConfig
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
+from mxfp8_cutlass.generator.sm100_config import Sm100Config
 from mxfp8_cutlass.kernel import target_of
 from mxfp8_cutlass.launch import Shapes, StackedLaunch
 from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
 from mxfp8_cutlass.operands import addresses_of, facts_of, prepared, scales_of
 from mxfp8_cutlass.select import select_k_groups
+from mxfp8_cutlass.sm100_launch import Sm100Launch
 
 PARTS = ("data", "scale", "tile_scale")
 
@@ -26,7 +28,7 @@ def grouped_mm_columnwise(
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     accumulate: bool = False,
-    config: TileConfig | None = None,
+    config: GroupedGemmConfig | None = None,
 ) -> torch.Tensor:
     """(N, tokens) x (K, tokens) -> (G, N, K): out[g] is the sum over the tokens of group g of a[:, t] b[:, t]ᵀ.
 
@@ -63,8 +65,8 @@ def grouped_mm_columnwise(
     on_cpu = a.device.type == "cpu"
     if on_cpu or env.check():
         ends = _checked_ends(offs, a, b)
-    facts = facts_of(a.tensor, b.tensor, dtype, exact=False)
     target = None if on_cpu else target_of(a.device)
+    facts = facts_of(a.tensor, b.tensor, dtype, target, exact=False)
     if config is not None:
         checks.check_config(config, target, facts, k_groups=True)
     if target is not None:
@@ -78,13 +80,13 @@ def grouped_mm_columnwise(
     columns = group_bounds(offs)[2].tolist()
     sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
     return reference.grouped_mm_columnwise(
-        a.tensor, b.tensor, columns, sizes, out_dtype=dtype, out=out, accumulate=accumulate
+        a.tensor.unswizzle(), b.tensor.unswizzle(), columns, sizes, out_dtype=dtype, out=out, accumulate=accumulate
     )
 
 
 @lru_cache(maxsize=4096)
 def _launch(
-    config: TileConfig,
+    config: GroupedGemmConfig,
     groups: int,
     n: int,
     k: int,
@@ -92,14 +94,20 @@ def _launch(
     device: int,
     index_is_int64: bool,  # noqa: FBT001 - keywords would make the look-up of a warm call slower
     accumulate: bool,  # noqa: FBT001
-) -> StackedLaunch:
+) -> StackedLaunch | Sm100Launch:
     shapes = Shapes(1, 1, n, k, column_capacity(tokens, groups), tokens)
+    if isinstance(config, Sm100Config):
+        return Sm100Launch(
+            config, shapes, groups, device, index_is_int64=index_is_int64, accumulate=accumulate, cuts_k=True
+        )
     return StackedLaunch(
         config, shapes, groups, device, split=False, index_is_int64=index_is_int64, accumulate=accumulate
     )
 
 
-def _run(launch: StackedLaunch, a: MXFP8Tensor, b: MXFP8Tensor, offs: torch.Tensor, out: torch.Tensor) -> None:
+def _run(
+    launch: StackedLaunch | Sm100Launch, a: MXFP8Tensor, b: MXFP8Tensor, offs: torch.Tensor, out: torch.Tensor
+) -> None:
     # Folded values are not checked: columns of no group hold anything.
     a, b = prepared(launch.config, a, b, check_values=False)
     scales = scales_of(launch.config, a, b)

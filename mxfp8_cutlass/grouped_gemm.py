@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import torch
 
 from mxfp8_cutlass import checks, env, reference
-from mxfp8_cutlass.generator.tile_config import MAX_GROUPS, TileConfig
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
+from mxfp8_cutlass.generator.sm100_config import Sm100Config
+from mxfp8_cutlass.generator.tile_config import MAX_GROUPS
 from mxfp8_cutlass.kernel import target_of
 from mxfp8_cutlass.launch import Shapes, launch_list
 from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
 from mxfp8_cutlass.operands import addresses_of, facts_of, prepared, scales_of
 from mxfp8_cutlass.select import select_kernel
+from mxfp8_cutlass.sm100_launch import launch_sm100_list
 
 
 def grouped_gemm(
@@ -22,7 +25,7 @@ def grouped_gemm(
     outs: Sequence[torch.Tensor] | None = None,
     accumulate: bool = False,
     exact: bool = False,
-    config: TileConfig | None = None,
+    config: GroupedGemmConfig | None = None,
 ) -> list[torch.Tensor]:
     """Multiply a list of problems in one launch, each with its own M, N and K: (M, K) x (N, K) -> (M, N).
 
@@ -49,18 +52,19 @@ def grouped_gemm(
             raise ValueError("accumulate is True and outs is None: there is nothing to add to")
     else:
         _check_outs(outs, shapes, dtype, pairs)
-    facts = facts_of(first_a, first_b, dtype, exact=exact)
-    if device.type == "cpu":
+    target = target_of(device) if device.type == "cuda" else None
+    facts = facts_of(first_a, first_b, dtype, target, exact=exact)
+    if target is None:
         if config is not None:
             checks.check_config(config, None, facts)
         return _reference_gemm(pairs, shapes, dtype, outs, accumulate=accumulate)
-    if any(b.folded == 1 for _, b in pairs):
+    if "sfb_rows" in facts and any(b.folded == 1 for _, b in pairs):
         facts["sfb_rows"] = 1  # one kernel for all: tile scales, unless a weight comes without them
     if config is None:
         sizes = tuple((a.shape[0], b.shape[0], a.K) for a, b in pairs)
-        config = select_kernel(sizes, target_of(device), **facts)
+        config = select_kernel(sizes, target, **facts)
     else:
-        checks.check_config(config, target_of(device), facts)
+        checks.check_config(config, target, facts)
     results = list(outs) if outs is not None else [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
     check_values = env.check()
     busy = [
@@ -74,7 +78,10 @@ def grouped_gemm(
             (Shapes(1, 1, a.shape[0], b.shape[0], a.K), addresses_of(a, b, s, out))
             for (a, b, out), s in zip(busy, scales, strict=True)
         ]
-        launch_list(config, problems, accumulate=accumulate, device=device.index)
+        if isinstance(config, Sm100Config):
+            launch_sm100_list(config, problems, accumulate=accumulate, device=device.index)
+        else:
+            launch_list(config, problems, accumulate=accumulate, device=device.index)
     return results
 
 
@@ -135,7 +142,7 @@ def _reference_gemm(
 ) -> list[torch.Tensor]:
     results = list(outs) if outs is not None else [torch.empty(shape, dtype=dtype) for shape in shapes]
     for (a, b), out in zip(pairs, results, strict=True):
-        stacked_a = MXFP8Tensor.unchecked(a.data[None], a.scale[None])
-        stacked_b = MXFP8Tensor.unchecked(b.data[None], b.scale[None])
+        stacked_a = MXFP8Tensor.unchecked(a.data[None], a.unswizzle().scale[None])
+        stacked_b = MXFP8Tensor.unchecked(b.data[None], b.unswizzle().scale[None])
         reference.grouped_mm(stacked_a, stacked_b, out=out[None], out_dtype=dtype, accumulate=accumulate)
     return results

@@ -9,12 +9,14 @@ import torch
 from mxfp8_cutlass import checks, env, reference
 from mxfp8_cutlass.columns import ColumnwiseMXFP8
 from mxfp8_cutlass.columns_mm import grouped_mm_columnwise
-from mxfp8_cutlass.generator.tile_config import TileConfig
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
+from mxfp8_cutlass.generator.sm100_config import Sm100Config
 from mxfp8_cutlass.kernel import target_of
 from mxfp8_cutlass.launch import Shapes, StackedLaunch
-from mxfp8_cutlass.mxfp8_tensor import RUN, MXFP8Tensor
-from mxfp8_cutlass.operands import addresses_of, facts_of, prepared, scales_of
+from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
+from mxfp8_cutlass.operands import addresses_of, facts_of, is_ready, prepared, scales_of
 from mxfp8_cutlass.select import select_stacked
+from mxfp8_cutlass.sm100_launch import Sm100Launch
 
 
 def grouped_mm(
@@ -29,7 +31,7 @@ def grouped_mm(
     out: torch.Tensor | None = None,
     accumulate: bool = False,
     exact: bool = False,
-    config: TileConfig | None = None,
+    config: GroupedGemmConfig | None = None,
 ) -> torch.Tensor:
     """Multiply groups of rows of `a` with a matrix of `b` each, contracting the last axis of both.
 
@@ -41,7 +43,8 @@ def grouped_mm(
     Nothing is copied to the host, so calls can be captured in CUDA graphs. Rows of no group are left as they are: in a
     new output they are not initialised. On Hopper an operand that is not folded is folded first, into a workspace of
     its size: fold weights once per update with `fold(b, rows=128)`, and activations as they are quantized with
-    `quantize(..., fold=True)`. CPU tensors run the reference (float32; exact).
+    `quantize(..., fold=True)`. On Blackwell, which is compiled for and has not been run on, scales are brought into the
+    blocked layout at each call, unless `swizzle` has done so. CPU tensors run the reference (float32; exact).
 
     Args:
         a: (M, K) or (G, M, K).
@@ -58,7 +61,8 @@ def grouped_mm(
         out_dtype: bfloat16 (the default), float16 or float32.
         out: write here instead of into a new tensor: contiguous, of the result's shape; its dtype is the output's.
         accumulate: add to `out` (in float32, rounded once) instead of overwriting it.
-        exact: on CUDA, fold nothing: each element is multiplied with its own scale, at BF16's speed instead of FP8's.
+        exact: on Hopper, fold nothing: each element is multiplied with its own scale, at BF16's speed instead of FP8's.
+            Blackwell's products are always exact.
         config: the kernel to run, instead of the one that `select_kernel` picks.
 
     Raises:
@@ -89,6 +93,7 @@ def grouped_mm(
     if check_values or not plan.ready:
         checks.check_addresses(a, b, offs, counts, bias, out)
     if not plan.on_cuda:
+        a, b = a.unswizzle(), b.unswizzle()
         return reference.grouped_mm(
             a, b, offs, counts=counts, bias=bias, out_dtype=plan.dtype, out=out, accumulate=accumulate
         )
@@ -98,7 +103,7 @@ def grouped_mm(
         return out
     if check_values or not plan.ready:
         a, b = prepared(launch.config, a, b, check_values=check_values)
-    scales = scales_of(launch.config, a, b)
+    scales = scales_of(launch.config, a, b, offs)
     addresses = addresses_of(a, b, scales, out, bias, offs, counts)
     if addresses not in launch.known:
         checks.check_addresses(a, b, offs, counts, bias, out)
@@ -116,7 +121,7 @@ class _Plan(NamedTuple):
     dtype: torch.dtype
     """The output's."""
     on_cuda: bool = False
-    launch: StackedLaunch | None = None
+    launch: StackedLaunch | Sm100Launch | None = None
     """None: on the CPU, or if there are no rows."""
     ready: bool = False
     """Whether the operands' elements are as the kernel reads them: nothing is to be folded."""
@@ -135,7 +140,7 @@ def _traits(x: object) -> object:
         return None
     if isinstance(x, MXFP8Tensor):
         data = x.data
-        return data.shape, data.dtype, data.get_device(), x.folded
+        return data.shape, data.dtype, data.get_device(), x.folded, x.swizzled if x.offs is None else x.offs.shape
     if isinstance(x, torch.Tensor):
         return x.shape, x.dtype, x.get_device(), x.is_contiguous()
     return type(x)
@@ -149,7 +154,7 @@ def _plan(
     bias: torch.Tensor | None,
     out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
-    config: TileConfig | None,
+    config: GroupedGemmConfig | None,
     expected_m: int | None,
     *,
     accumulate: bool,
@@ -162,6 +167,7 @@ def _plan(
         raise ValueError("a and b are both 2D: quantize_columnwise makes the operands that offs cuts along K")
     checks.check_groups(a, b, offs, counts)
     checks.check_product(a, b)
+    checks.check_swizzled(a, offs)
     checks.check_expected_m(expected_m, counts)
     dtype = checks.check_out_dtype(out_dtype, out)
     groups, n, k = b.shape
@@ -176,7 +182,7 @@ def _plan(
         raise ValueError("accumulate is True and out is None: there is nothing to add to")
     on_cuda = a.data.is_cuda
     target = target_of(a.device) if on_cuda else None
-    facts = facts_of(a, b, dtype, exact=exact)
+    facts = facts_of(a, b, dtype, target, exact=exact)
     if config is not None:
         checks.check_config(config, target, facts)
     if target is None or m == 0:
@@ -186,14 +192,16 @@ def _plan(
         rows = m if expected_m is None else min(m, expected_m)
         config = select_stacked(rows, n, k, groups, target, *facts.values(), split=split)
     index = offs if split else counts
-    launch = StackedLaunch(
-        config,
-        Shapes(1 if split else groups, groups, m, n, k),
-        groups,
-        a.device.index,
-        split=split,
-        index_is_int64=index is not None and index.dtype == torch.int64,
-        accumulate=accumulate,
-    )
-    ready = config.promotion_k < RUN or (a.folded > 0 and b.folded >= config.sfb_rows)
-    return _Plan(shape, strides, dtype, on_cuda, launch, ready)
+    shapes, device = Shapes(1 if split else groups, groups, m, n, k), a.device.index
+    is_int64 = index is not None and index.dtype == torch.int64
+    launch: StackedLaunch | Sm100Launch
+    if isinstance(config, Sm100Config):
+        has_bias = bias is not None
+        launch = Sm100Launch(
+            config, shapes, groups, device, index_is_int64=is_int64, accumulate=accumulate, bias=has_bias
+        )
+    else:
+        launch = StackedLaunch(
+            config, shapes, groups, device, split=split, index_is_int64=is_int64, accumulate=accumulate
+        )
+    return _Plan(shape, strides, dtype, on_cuda, launch, is_ready(config, a, b))

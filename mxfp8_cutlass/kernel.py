@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -76,14 +76,20 @@ class Kernel:
             raise LaunchError(f"kernel {cubin.name} has {len(sizes)} parameters; it must have one struct")
         self.params_size: int = sizes[0]
 
-    def launch(self, params: ctypes.Structure, grid: int, stream: int, shared_memory: int | None = None) -> None:
+    def launch(
+        self,
+        params: ctypes.Structure | ctypes.Array[ctypes.c_char],
+        grid: int | tuple[int, int, int],
+        stream: int,
+        shared_memory: int | None = None,
+    ) -> None:
         """Launch on a stream.
 
         cuda.core.launch takes no structs, so this goes through cuda.bindings.
 
         Args:
             params: the kernel's one parameter. The driver copies it before this returns.
-            grid: blocks.
+            grid: blocks, along x or along x, y and z.
             stream: a stream of this kernel's device, as `current_stream` gives it.
             shared_memory: dynamic shared memory of a block in bytes; the config's, unless given, and at most that.
 
@@ -101,7 +107,8 @@ class Kernel:
             shared_memory = self.shared_memory
         addresses = _Addresses(ctypes.addressof(params))
         # A ready-made array of addresses is what the binding has least to do with.
-        launch = (self._function, grid, 1, 1, self.threads, 1, 1, shared_memory, stream, ctypes.addressof(addresses), 0)
+        blocks = grid if isinstance(grid, tuple) else (grid, 1, 1)
+        launch = (self._function, *blocks, self.threads, 1, 1, shared_memory, stream, ctypes.addressof(addresses), 0)
         (status,) = driver.cuLaunchKernel(*launch)
         if status == _NO_CONTEXT:  # a thread's first call; asking beforehand would cost every call
             _context(self.device)
@@ -109,6 +116,12 @@ class Kernel:
         if status:
             raise LaunchError(f"launching {self.name} with grid {grid}: {_message(status)}")
         return None
+
+
+@lru_cache(maxsize=8)
+def multiprocessors(device: int) -> int:
+    """Return how many there are."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def current_stream(device: int) -> int:

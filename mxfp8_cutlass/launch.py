@@ -16,7 +16,7 @@ import torch
 from cuda.bindings import driver
 
 from mxfp8_cutlass.generator.tile_config import TileConfig
-from mxfp8_cutlass.kernel import LaunchError, current_stream, load
+from mxfp8_cutlass.kernel import LaunchError, current_stream, load, multiprocessors
 
 
 class TensorMap(ctypes.Structure):
@@ -138,14 +138,9 @@ def problem_of(config: TileConfig, shapes: Shapes, x: Addresses) -> Problem:
     return problem
 
 
-@lru_cache(maxsize=8)
-def _multiprocessors(device: int) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
 def _grid(config: TileConfig, clusters: int, device: int) -> int:
     """CTAs of a persistent launch: one an SM, in whole clusters, and no more than there are tiles."""
-    return config.cluster_size * max(1, min(clusters, _multiprocessors(device) // config.cluster_size))
+    return config.cluster_size * max(1, min(clusters, multiprocessors(device) // config.cluster_size))
 
 
 def clusters_at_most(config: TileConfig, m: int, n: int, groups: int, *, split: bool) -> int:
@@ -212,6 +207,12 @@ _CAPTURED_TABLES: list[torch.Tensor] = []
 """Host tables that CUDA graphs copy from at each replay; they must outlive the graphs, so they are kept for good."""
 
 
+def keep_for_graphs(table: torch.Tensor) -> None:
+    """Keep a host table, if a graph is being captured that will copy from it."""
+    if torch.cuda.is_current_stream_capturing():
+        _CAPTURED_TABLES.append(table)
+
+
 def write_table(table: torch.Tensor, problems: Sequence[Problem]) -> None:
     """Write problems into a host tensor of bytes as the kernel's array of them."""
     for i, problem in enumerate(problems):
@@ -225,8 +226,7 @@ def launch_list(
     kernel = load(config, device)
     host = torch.empty(len(problems) * PROBLEM_BYTES, dtype=torch.uint8, pin_memory=True)
     write_table(host, [problem_of(config, shapes, x) for shapes, x in problems])
-    if torch.cuda.is_current_stream_capturing():
-        _CAPTURED_TABLES.append(host)
+    keep_for_graphs(host)
     table = host.to(f"cuda:{device}", non_blocking=True)
     params = GroupedGemmParams(problems=table.data_ptr(), groups=len(problems), accumulate=accumulate)
     clusters = sum(clusters_at_most(config, shapes.m, shapes.n, 1, split=False) for shapes, _ in problems)

@@ -49,6 +49,11 @@ class MXFP8Tensor:
             itself is trusted, since checking it would read the scales back from the device.
         tile_scale: with folded=128 only: uint8, shape (..., ceil(R / 128), ceil(K / 128)), contiguous. A byte of 255
             marks a mixed tile, whose rows keep one scale per run.
+        swizzled: whether `scale` is in the blocked layout instead, of the shape that `swizzle_scales` gives; what
+            Blackwell's grouped GEMM reads. Elsewhere products bring it back first, at each call; fold and dequantize
+            take compact scales alone.
+        offs: with swizzled=True, for data (R, K): the ends of the groups of rows that `scale` was laid out for, int32
+            or int64 (G,). Those of a product with this tensor must have the same values.
 
     A folded tensor is not to be written to: `fold` keeps its scales in a second order as well. Fold anew instead.
 
@@ -57,12 +62,14 @@ class MXFP8Tensor:
         ValueError: a shape, a layout, a device or `folded` breaks a rule above.
     """
 
-    __slots__ = ("_run_scale", "data", "folded", "scale", "tile_scale")
+    __slots__ = ("_run_scale", "data", "folded", "offs", "scale", "swizzled", "tile_scale")
 
     data: torch.Tensor
     scale: torch.Tensor
     folded: int
     tile_scale: torch.Tensor | None
+    swizzled: bool
+    offs: torch.Tensor | None
 
     def __init__(
         self,
@@ -71,9 +78,16 @@ class MXFP8Tensor:
         *,
         folded: int = 0,
         tile_scale: torch.Tensor | None = None,
+        swizzled: bool = False,
+        offs: torch.Tensor | None = None,
     ) -> None:
         _check_data(data)
-        _check_part("scale", scale, SCALE_DTYPES, (*data.shape[:-1], data.shape[-1] // BLOCK), data)
+        shape = scale_shape(data.shape)
+        if swizzled:
+            shape = _swizzled_shape(data, folded, offs)
+        elif offs is not None:
+            raise ValueError("offs is given and swizzled is False: compact scales do not depend on groups")
+        _check_part("scale", scale, SCALE_DTYPES, shape, data)
         if folded not in (0, 1, TILE_ROWS):
             raise ValueError(f"folded is {folded!r}: it must be 0, 1 or 128")
         if (tile_scale is not None) != (folded == TILE_ROWS):
@@ -82,6 +96,7 @@ class MXFP8Tensor:
         if tile_scale is not None:
             _check_part("tile_scale", tile_scale, (torch.uint8,), tile_scale_shape(data.shape), data)
         self._set(data, scale.view(torch.float8_e8m0fnu), int(folded), tile_scale)
+        self.swizzled, self.offs = bool(swizzled), offs
 
     def _set(
         self,
@@ -92,7 +107,7 @@ class MXFP8Tensor:
         run_scale: torch.Tensor | None = None,
     ) -> None:
         self.data, self.scale, self.folded, self.tile_scale = data, scale, folded, tile_scale
-        self._run_scale = run_scale
+        self._run_scale, self.swizzled, self.offs = run_scale, False, None
 
     @classmethod
     def unchecked(
@@ -155,6 +170,28 @@ class MXFP8Tensor:
         by_run[..., : self.shape[-2]] = self.scale_bytes[..., :: RUN // BLOCK].mT
         return by_run
 
+    def swizzle(self, offs: torch.Tensor | None = None) -> MXFP8Tensor:
+        """The same tensor with its scales in the blocked layout, for groups that `offs` ends; see `swizzle_scales`.
+
+        What Blackwell's grouped GEMM reads: do this once for weights. Itself if it is swizzled already; no longer
+        folded, since these kernels have no use for that.
+        """
+        from mxfp8_cutlass.scale_layout import swizzle_scales  # noqa: PLC0415 - scale_layout.py imports this module
+
+        if self.swizzled:
+            return self
+        swizzled = MXFP8Tensor.unchecked(self.data, swizzle_scales(self.scale, offs))
+        swizzled.swizzled, swizzled.offs = True, offs
+        return swizzled
+
+    def unswizzle(self) -> MXFP8Tensor:
+        """The same tensor with compact scales; itself if it has them already. See `unswizzle_scales`."""
+        from mxfp8_cutlass.scale_layout import unswizzle_scales  # noqa: PLC0415 - as above
+
+        if not self.swizzled:
+            return self
+        return MXFP8Tensor.unchecked(self.data, unswizzle_scales(self.scale, scale_shape(self.shape), self.offs))
+
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The values in `dtype`; see `mxfp8_cutlass.dequantize`."""
         from mxfp8_cutlass.quantize import dequantize  # noqa: PLC0415 - quantize.py imports this module
@@ -169,6 +206,9 @@ class MXFP8Tensor:
         if data is self.data:
             return self
         scale = self.scale_bytes.to(device, non_blocking=non_blocking)
+        if self.swizzled:
+            offs = None if self.offs is None else self.offs.to(device, non_blocking=non_blocking)
+            return MXFP8Tensor(data, scale, swizzled=True, offs=offs)
         tile_scale = None if self.tile_scale is None else self.tile_scale.to(device, non_blocking=non_blocking)
         run_scale = None
         if self._run_scale is not None:
@@ -177,7 +217,13 @@ class MXFP8Tensor:
 
     def __repr__(self) -> str:
         shape = ", ".join(str(n) for n in self.shape)
-        return f"MXFP8Tensor(({shape}), {self.dtype}, device={str(self.device)!r}, folded={self.folded})"
+        state = "swizzled" if self.swizzled else f"folded={self.folded}"
+        return f"MXFP8Tensor(({shape}), {self.dtype}, device={str(self.device)!r}, {state})"
+
+
+def scale_shape(shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of compact scales for data of `shape` (..., R, K): (..., R, K / 32)."""
+    return (*shape[:-1], shape[-1] // BLOCK)
 
 
 def empty_by_run(data: torch.Tensor) -> torch.Tensor:
@@ -192,6 +238,16 @@ def empty_by_run(data: torch.Tensor) -> torch.Tensor:
 def tile_scale_shape(shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
     """Shape of `tile_scale` for data of `shape` (..., R, K): (..., ceil(R / 128), ceil(K / 128))."""
     return (*shape[:-2], -(-shape[-2] // TILE_ROWS), -(-shape[-1] // RUN))
+
+
+def _swizzled_shape(data: torch.Tensor, folded: int, offs: torch.Tensor | None) -> tuple[int, ...]:
+    from mxfp8_cutlass.scale_layout import check_groups, swizzled_shape  # noqa: PLC0415 - it imports this module
+
+    if folded:
+        raise ValueError(f"folded is {folded!r} and swizzled is True: folded tensors have compact scales")
+    shape = scale_shape(data.shape)
+    check_groups("scale", shape, data.device, offs, "rows")
+    return swizzled_shape(shape, None if offs is None else offs.shape[0])
 
 
 def _check_data(data: torch.Tensor) -> None:

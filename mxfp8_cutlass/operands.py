@@ -1,4 +1,7 @@
-"""What a grouped GEMM kernel takes of its operands: the facts that pick it, folding, scales, addresses."""
+"""What a grouped GEMM kernel takes of its operands: the facts that pick it, folding, scales, addresses.
+
+Hopper's kernels fold operands or take each scale, and read compact scales; Blackwell's take each and read blocked ones.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ from typing import TypedDict
 import torch
 
 from mxfp8_cutlass import checks
-from mxfp8_cutlass.generator.tile_config import TileConfig
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
+from mxfp8_cutlass.generator.sm100_config import Sm100Config
 from mxfp8_cutlass.launch import Addresses
 from mxfp8_cutlass.mxfp8_tensor import DTYPE_NAMES, RUN, TILE_ROWS, MXFP8Tensor
 from mxfp8_cutlass.quantize import fold
 
 
-class Facts(TypedDict):
-    """The fields of a TileConfig that the operands fix, in the order in which select.py takes them."""
+class Facts(TypedDict, total=False):
+    """The fields of a config that operands fix, in select.py's order. The first two are Hopper's."""
 
     promotion_k: int
     sfb_rows: int
@@ -23,21 +27,34 @@ class Facts(TypedDict):
     out: str
 
 
-def facts_of(a: MXFP8Tensor, b: MXFP8Tensor, dtype: torch.dtype, *, exact: bool) -> Facts:
-    """What the kernel must be like. Weights that were folded along K alone are taken as they are."""
-    return {
-        "promotion_k": 32 if exact else RUN,
-        "sfb_rows": 1 if exact or b.folded == 1 else TILE_ROWS,
-        "element_a": DTYPE_NAMES[a.dtype],
-        "element_b": DTYPE_NAMES[b.dtype],
-        "out": DTYPE_NAMES[dtype],
-    }
+def facts_of(a: MXFP8Tensor, b: MXFP8Tensor, dtype: torch.dtype, target_sm: str | None, *, exact: bool) -> Facts:
+    """What the kernel must be like. Weights that were folded along K alone are taken as they are.
+
+    target_sm: None for CPU tensors, to which the same rules apply as on Hopper.
+    """
+    types: Facts = {"element_a": DTYPE_NAMES[a.dtype], "element_b": DTYPE_NAMES[b.dtype], "out": DTYPE_NAMES[dtype]}
+    if target_sm == "100a":
+        return types
+    sfb_rows = 1 if exact or b.folded == 1 else TILE_ROWS
+    return {"promotion_k": 32 if exact else RUN, "sfb_rows": sfb_rows, **types}
+
+
+def is_ready(config: GroupedGemmConfig, a: MXFP8Tensor, b: MXFP8Tensor) -> bool:
+    """Whether `prepared` would return the operands as they are."""
+    if isinstance(config, Sm100Config):
+        return True
+    if a.swizzled or b.swizzled:
+        return False
+    return config.promotion_k < RUN or (a.folded > 0 and b.folded >= config.sfb_rows)
 
 
 def prepared(
-    config: TileConfig, a: MXFP8Tensor, b: MXFP8Tensor, *, check_values: bool
+    config: GroupedGemmConfig, a: MXFP8Tensor, b: MXFP8Tensor, *, check_values: bool
 ) -> tuple[MXFP8Tensor, MXFP8Tensor]:
-    """Return the operands folded as far as the kernel needs."""
+    """Return the operands with elements as the kernel reads them: folded as far as it needs."""
+    if isinstance(config, Sm100Config):
+        return a, b
+    a, b = a.unswizzle(), b.unswizzle()
     if config.promotion_k < RUN:
         return a, b
     a, b = fold(a), fold(b, config.sfb_rows)
@@ -47,8 +64,12 @@ def prepared(
     return a, b
 
 
-def scales_of(config: TileConfig, a: MXFP8Tensor, b: MXFP8Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the scales as the kernel reads them; to be kept until it is launched."""
+def scales_of(
+    config: GroupedGemmConfig, a: MXFP8Tensor, b: MXFP8Tensor, offs: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the scales as the kernel reads them; to be kept until it is launched. `offs`: if it cuts the rows of a."""
+    if isinstance(config, Sm100Config):
+        return a.swizzle(offs).scale, b.swizzle().scale
     if config.promotion_k < RUN:  # as they lie
         return a.scale_bytes, b.scale_bytes
     return a.scale_by_run(), b.scale_by_run()

@@ -79,7 +79,7 @@ def fold(
 
     Raises:
         TypeError: xq is no MXFP8Tensor.
-        ValueError: rows is neither 1 nor 128; data is not aligned to 16 bytes on CUDA.
+        ValueError: rows is neither 1 nor 128; xq is swizzled; data is not aligned to 16 bytes on CUDA.
     """
     _check_tensor(xq)
     if rows not in (1, TILE_ROWS):
@@ -107,7 +107,7 @@ def dequantize(xq: MXFP8Tensor, dtype: torch.dtype = torch.float32) -> torch.Ten
 
     Raises:
         TypeError: xq is no MXFP8Tensor, or dtype is not listed above.
-        ValueError: data is not aligned to 16 bytes on CUDA.
+        ValueError: xq is swizzled; data is not aligned to 16 bytes on CUDA.
     """
     _check_tensor(xq)
     if dtype not in OUTPUT_DTYPES:
@@ -143,6 +143,8 @@ def _transposed(x: torch.Tensor, dim: int) -> torch.Tensor:
 def _check_tensor(xq: MXFP8Tensor) -> None:
     if not isinstance(xq, MXFP8Tensor):
         raise TypeError(f"xq is a {type(xq).__name__}: it must be an MXFP8Tensor")
+    if xq.swizzled:
+        raise ValueError("xq has swizzled scales: it must have compact ones, which unswizzle() gives")
 
 
 def _on_cuda(name: str, x: torch.Tensor) -> bool:

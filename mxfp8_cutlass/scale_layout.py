@@ -70,7 +70,7 @@ def swizzle_scales(scale: torch.Tensor, offs: torch.Tensor | None = None, *, gro
             values give wrong results, but no access outside the tensors.
     """
     _check_scale("scale", scale)
-    _check_groups("scale", tuple(scale.shape), scale.device, offs, groups)
+    check_groups("scale", tuple(scale.shape), scale.device, offs, groups)
     ends = _checked_ends(tuple(scale.shape), offs, groups)
     out_shape = swizzled_shape(scale.shape, None if offs is None else offs.shape[0], groups)
     if not _on_cuda(scale):
@@ -100,7 +100,7 @@ def unswizzle_scales(
     shape = tuple(shape)
     if len(shape) not in (2, 3) or any(not isinstance(size, int) or size < 0 for size in shape):
         raise ValueError(f"shape is {shape}: it must be 2 or 3 sizes, (R, K // 32) or (G, R, K // 32)")
-    _check_groups("shape", shape, swizzled.device, offs, groups)
+    check_groups("shape", shape, swizzled.device, offs, groups)
     expected = swizzled_shape(shape, None if offs is None else offs.shape[0], groups)
     if tuple(swizzled.shape) != expected:
         raise ValueError(
@@ -238,7 +238,7 @@ def _check_scale(name: str, scale: torch.Tensor) -> None:
         raise ValueError(f"{name} is on {scale.device}: it must be on the CPU or a CUDA device")
 
 
-def _check_groups(
+def check_groups(
     name: str, shape: tuple[int, ...], device: torch.device, offs: torch.Tensor | None, groups: str
 ) -> None:
     """Raise unless `offs` and `groups` cut compact scales of `shape`."""

@@ -1,22 +1,23 @@
 """Parameters of an SM100 grouped GEMM: CUTLASS's code makes them on the device, the driver encodes their tensor maps.
 
-The bytes depend on the kernel, the number of groups and the addresses of its arrays, not on shapes: they are made once.
-Structs mirror templates/include/mxfp8/sm100_params.cuh, and requests for tensor maps cutlass_patches.py.
+The bytes depend on the kernel, the number of groups and the addresses of its arrays, not on shapes: they are made once,
+and addresses set for each launch. Structs mirror templates/include/mxfp8/sm100_params.cuh, and requests for tensor
+maps cutlass_patches.py.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from cuda.bindings import driver
 
-from mxfp8_cutlass.generator.sm100_config import Sm100Config
-from mxfp8_cutlass.generator.sm100_launch_config import Sm100ParamsConfig
-from mxfp8_cutlass.kernel import LaunchError, current_stream, load, target_of
-from mxfp8_cutlass.sm100_arguments import Sm100ArgumentsParams
+from mxfp8_cutlass.generator.render import KernelConfig
+from mxfp8_cutlass.kernel import LaunchError, current_stream, load, multiprocessors
+from mxfp8_cutlass.sm100_arguments import GroupArrays, Sm100ArgumentsParams
 
 PARAMS_BYTES = 4096
 FACTS = 6
@@ -47,12 +48,34 @@ class Facts(NamedTuple):
     grid_y: int
     grid_z: int
 
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Blocks along x, y and z."""
+        return self.grid_x, self.grid_y, self.grid_z
+
 
 class Built(NamedTuple):
-    """A kernel's parameter, as bytes, and what belongs to it."""
+    """A kernel's parameter as CUTLASS makes it, with requests for tensor maps, and what belongs to it."""
 
     params: bytes
     facts: Facts
+
+
+class Parameter(NamedTuple):
+    """A kernel's parameter for memory that begins at address 0: arrays of arguments, then CUTLASS's workspace."""
+
+    data: bytes
+    addresses: tuple[int, ...]
+    """Where in `data` there are addresses in that memory."""
+    facts: Facts
+
+    def at(self, start: int) -> ctypes.Array[ctypes.c_char]:
+        """The parameter for memory that begins at an address."""
+        moved = bytearray(self.data)
+        for place in self.addresses:
+            (address,) = struct.unpack_from("<Q", moved, place)
+            struct.pack_into("<Q", moved, place, address + start)
+        return (ctypes.c_char * len(moved)).from_buffer(moved)
 
 
 class MapRequest(NamedTuple):
@@ -116,24 +139,71 @@ def encoded(params: bytes) -> bytes:
     return bytes(result)
 
 
-def build(
-    config: Sm100Config, arrays: Sm100ArgumentsParams, workspace: int, *, accumulate: bool, sms: int, device: int
-) -> Built:
-    """Run CUTLASS's code on a device and return the parameter with requests. Waits for the device.
+STARTS = (1 << 40, 3 << 41)
+"""Where the memory is said to lie, for `relocatable` to see what depends on it. It is not accessed."""
+
+
+def relocatable(first: Built, second: Built) -> Parameter:
+    """Compare the parameters for memory at both of STARTS: words that differ are addresses in it.
+
+    A member of an empty type is one byte, which CUTLASS leaves as it finds it; such bytes become 0.
+
+    Raises:
+        LaunchError: a word depends on the address in another way.
+    """
+    data, addresses = bytearray(first.params), []
+    words = zip(struct.iter_unpack("<Q", first.params), struct.iter_unpack("<Q", second.params), strict=True)
+    for i, ((one,), (two,)) in enumerate(words):
+        if one == two:
+            continue
+        if one ^ two <= 0xFF:
+            struct.pack_into("<Q", data, 8 * i, one & ~0xFF)
+            continue
+        if two - one != STARTS[1] - STARTS[0]:
+            raise LaunchError(f"byte {8 * i} of a kernel's parameter depends on where memory lies: {one:#x}, {two:#x}")
+        struct.pack_into("<Q", data, 8 * i, one - STARTS[0])
+        addresses.append(8 * i)
+    return Parameter(bytes(data), tuple(addresses), first.facts)
+
+
+def request_of(groups: int, start: int, *, accumulate: bool, bias: bool, sms: int) -> Sm100BuildParams:
+    """What CUTLASS's code is to be run with for memory that begins at an address."""
+    arrays, arguments = GroupArrays(groups), Sm100ArgumentsParams(groups=groups)
+    arrays.set_addresses(arguments, start)
+    if not bias:
+        arguments.bias = None
+    return Sm100BuildParams(arguments, None, None, start + arrays.nbytes, float(accumulate), sms)
+
+
+@lru_cache(maxsize=256)
+def parameter_of(builder: KernelConfig, groups: int, device: int, *, accumulate: bool, bias: bool) -> Parameter:
+    """Run CUTLASS's code for a GEMM on a device, and let the driver encode its tensor maps. Waits for the device.
 
     Args:
-        config: the GEMM; the device need not be able to run it.
-        arrays: of which the arrays' addresses and the number of groups matter.
-        workspace: address of `Facts.workspace_bytes`, in which the kernel keeps tensor maps; 0 to ask for the size.
-        accumulate: whether the kernel adds to the output.
-        sms: multiprocessors that the persistent grid is for.
-        device: where this runs.
+        builder: the kernel that runs CUTLASS's code; its device need not be able to run the GEMM.
+        groups: of the launch.
+        device: where this runs; the GEMM's grid is for as many multiprocessors as it has.
+        accumulate: whether the GEMM adds to the output.
+        bias: whether it adds a bias.
+
+    Raises:
+        LaunchError: the first launch for these arguments falls into the capture of a CUDA graph.
     """
-    where = torch.device("cuda", device)
-    memory = torch.zeros(PARAMS_BYTES + 8 * FACTS, dtype=torch.uint8, device=where)
-    start = memory.data_ptr()
-    params = Sm100BuildParams(arrays, start, start + PARAMS_BYTES, workspace, float(accumulate), sms)
-    load(Sm100ParamsConfig(target_of(device), config), device).launch(params, 1, current_stream(device))
+    if torch.cuda.is_current_stream_capturing():
+        raise LaunchError(f"{builder.name} has to run once before a CUDA graph is captured: call once beforehand")
+    first, second = (
+        build(builder, request_of(groups, start, accumulate=accumulate, bias=bias, sms=multiprocessors(device)), device)
+        for start in STARTS
+    )
+    found = relocatable(first, second)
+    return found._replace(data=encoded(found.data))
+
+
+def build(builder: KernelConfig, request: Sm100BuildParams, device: int) -> Built:
+    """Run CUTLASS's code on a device and return what it made. Waits for the device."""
+    memory = torch.zeros(PARAMS_BYTES + 8 * FACTS, dtype=torch.uint8, device=f"cuda:{device}")
+    request.params, request.facts = memory.data_ptr(), memory.data_ptr() + PARAMS_BYTES
+    load(builder, device).launch(request, 1, current_stream(device))
     data = memory.cpu().numpy().tobytes()
     facts = Facts(*struct.unpack_from(f"<{FACTS}Q", data, PARAMS_BYTES))
     return Built(data[: facts.params_bytes], facts)

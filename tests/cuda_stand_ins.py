@@ -60,7 +60,7 @@ def install(monkeypatch) -> list:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (9, 0))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 77, raising=False)
     monkeypatch.setattr(launch, "load", lambda config, device: NotedKernel(config, launches))
-    monkeypatch.setattr(launch, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
     monkeypatch.setattr(
         launch, "tensor_map", lambda address, shape, *_: TensorMap((ctypes.c_uint64 * 16)(address, *shape))
     )

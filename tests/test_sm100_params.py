@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from cutlass_params import HostParams, find_nvcc
-from sm100_groups import BASES
 
 from mxfp8_cutlass.cache import get_cubin
 from mxfp8_cutlass.generator.sm100_config import Sm100Config
 from mxfp8_cutlass.generator.sm100_launch_config import Sm100ParamsConfig
-from mxfp8_cutlass.sm100_arguments import GroupArrays, Sm100ArgumentsParams
-from mxfp8_cutlass.sm100_params import Facts, MapRequest, Sm100BuildParams, build, encoded, requests
+from mxfp8_cutlass.kernel import LaunchError, target_of
+from mxfp8_cutlass.sm100_arguments import GroupArrays
+from mxfp8_cutlass.sm100_params import STARTS, Built, Facts, MapRequest, build, encoded, relocatable, requests
+from mxfp8_cutlass.sm100_params import request_of as request_for
 
 CONFIGS = [
     Sm100Config("100a", 128, 128, 1, 1, "e4m3", "e4m3", "bf16"),
     Sm100Config("100a", 256, 256, 2, 1, "e5m2", "e4m3", "fp32"),
 ]
-WORKSPACE = 6 << 40
 SMS = 148
-
-
-def arrays_of(groups: int) -> Sm100ArgumentsParams:
-    """Addresses that need not be those of any memory: nothing is read."""
-    arrays = GroupArrays(groups, torch.device("cpu")).params((1024, 512, 256), BASES, None)
-    for i, (field, _, _) in enumerate(GroupArrays.FIELDS):
-        setattr(arrays, field, (7 << 40) + (i << 20))
-    return arrays
+KINDS = [(False, False), (True, False), (False, True), (True, True)]
 
 
 @pytest.fixture(scope="module", params=CONFIGS, ids=lambda config: config.name)
@@ -39,6 +34,21 @@ def host(request, tmp_path_factory):
     return config, HostParams(nvcc, tmp_path_factory.mktemp("params"), Sm100ParamsConfig("100a", config))
 
 
+def request_of(groups, start=STARTS[0], *, accumulate=False, bias=False):
+    return request_for(groups, start, accumulate=accumulate, bias=bias, sms=SMS)
+
+
+def meaning_of(params: bytes, run) -> bytes:
+    """Without bytes that hold anything: the host's differ from run to run, as its addresses do."""
+    runs = [run(request_of(3)).params for _ in range(12)]
+    varying = [i for i, values in enumerate(zip(*runs, strict=True)) if len(set(values)) > 1]
+    assert len(varying) <= 2, "the empty members behind C's and D's tensor maps"
+    kept = bytearray(params)
+    for i in varying:
+        kept[i] = 0
+    return bytes(kept)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target_sm", ["90a", "100a"])
 def test_builder_compiles_for_either_device(target_sm):
@@ -48,7 +58,7 @@ def test_builder_compiles_for_either_device(target_sm):
 @pytest.mark.slow
 def test_host_code_asks_for_the_tensor_maps_of_one_tile(host):
     config, run = host
-    built = run(Sm100BuildParams(arrays_of(8), None, None, WORKSPACE, 0.0, SMS))
+    built = run(request_of(8))
     asked = list(requests(built.params).values())
     a = MapRequest(0, 3, 0, (128, config.tile_m), asked[0].strides, (128, 128))
     assert asked[0].format == a.format
@@ -67,15 +77,45 @@ def test_host_code_asks_for_the_tensor_maps_of_one_tile(host):
 
 
 @pytest.mark.slow
-@pytest.mark.gpu
-@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(("accumulate", "bias"), KINDS)
 @pytest.mark.parametrize("groups", [1, 8, 1000])
-def test_device_makes_the_bytes_of_the_host(host, groups, accumulate):
+def test_parameters_for_any_memory_are_those_for_it(host, groups, accumulate, bias):
+    _, run = host
+    kind = {"accumulate": accumulate, "bias": bias}
+    parameter = relocatable(*(run(request_of(groups, start, **kind)) for start in STARTS))
+    start = 0x7F12_3456_7800
+    expected = run(request_of(groups, start, **kind))
+    assert meaning_of(bytes(parameter.at(start)), run) == meaning_of(expected.params, run)
+    assert parameter.facts == expected.facts
+    # Each array's address stands in them, but for the bias', and the workspace's in several places.
+    arrays = GroupArrays(groups)
+    moved = {int.from_bytes(parameter.data[place : place + 8], "little") for place in parameter.addresses}
+    named = {place for field, place in arrays.places.items() if field != "bias" or bias}
+    assert named <= moved
+    others = {place - arrays.nbytes for place in moved - named}
+    assert others
+    assert all(0 <= place < parameter.facts.workspace_bytes and place % 128 == 0 for place in others)
+
+
+def test_what_depends_on_memory_in_another_way_is_refused():
+    facts = Facts(16, 0, 0, 1, 1, 1)
+    first, second = (Built(b"".join(n.to_bytes(8, "little") for n in words), facts) for words in ([1, 2], [7, 0x102]))
+    with pytest.raises(LaunchError, match="byte 8 of a kernel's parameter depends on where memory lies"):
+        relocatable(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@pytest.mark.parametrize(("accumulate", "bias"), KINDS)
+@pytest.mark.parametrize("groups", [1, 8, 1000])
+def test_device_makes_the_bytes_of_the_host(host, groups, accumulate, bias):
     config, run = host
-    arrays = arrays_of(groups)
-    expected = run(Sm100BuildParams(arrays, None, None, WORKSPACE, float(accumulate), SMS))
-    built = build(config, arrays, WORKSPACE, accumulate=accumulate, sms=SMS, device=torch.cuda.current_device())
+    device = torch.cuda.current_device()
+    request = request_of(groups, accumulate=accumulate, bias=bias)
+    expected = run(request)
+    built = build(Sm100ParamsConfig(target_of(device), config), request, device)
     assert built.facts == expected.facts
     assert requests(built.params) == requests(expected.params)
-    assert built.params == expected.params
+    assert meaning_of(built.params, run) == meaning_of(expected.params, run)
     assert not requests(encoded(built.params))
+    assert ctypes.sizeof(relocatable(built, built).at(0)) == built.facts.params_bytes

@@ -10,7 +10,7 @@ import torch
 
 from mxfp8_cutlass.bench.operands import Operands, expert_values, values
 from mxfp8_cutlass.bench.workloads import Workload
-from mxfp8_cutlass.generator.tile_config import TileConfig
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
 from mxfp8_cutlass.grouped_mm import grouped_mm
 from mxfp8_cutlass.mxfp8_tensor import BLOCK, RUN, TILE_ROWS, MXFP8Tensor
 from mxfp8_cutlass.quantize import quantize
@@ -47,7 +47,7 @@ class Method:
     """The kernel's name, where it is known."""
 
 
-def kernel_of(workload: Workload, *, exact: bool) -> TileConfig:
+def kernel_of(workload: Workload, *, exact: bool) -> GroupedGemmConfig:
     """The kernel that grouped_mm picks on Hopper."""
     promotion, rows = (BLOCK, 1) if exact else (RUN, TILE_ROWS)
     w, masked = workload, workload.kind == "masked"

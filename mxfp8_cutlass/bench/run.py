@@ -24,7 +24,7 @@ from mxfp8_cutlass.bench.speed import Effort, Row, measure, measure_ceilings, re
 from mxfp8_cutlass.bench.timing import Timer, timer_for
 from mxfp8_cutlass.bench.workloads import SCALING, WORKLOADS, Workload
 from mxfp8_cutlass.cache import get_cubin
-from mxfp8_cutlass.generator.tile_config import TileConfig
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
 from mxfp8_cutlass.headers import HeadersNotFoundError
 from mxfp8_cutlass.inputs import inputs_of
 from mxfp8_cutlass.storage import write_atomically
@@ -132,14 +132,14 @@ def _write(results: Results, out: Path) -> None:
     write_atomically(out / "table.md", to_markdown(results).encode())
 
 
-def _kernels(speed: Iterable[Workload], grown: Iterable[Workload], *, host: bool) -> list[TileConfig]:
+def _kernels(speed: Iterable[Workload], grown: Iterable[Workload], *, host: bool) -> list[GroupedGemmConfig]:
     """The grouped GEMM kernels that will be asked for, each once. The other kernels compile in a tenth of a second."""
     both = [*speed, *([SMALL] if host else [])]
     wanted = [kernel_of(workload, exact=exact) for workload in both for exact in (False, True)]
     return list(dict.fromkeys(wanted + [kernel_of(workload, exact=False) for workload in grown]))
 
 
-def compile_missing(configs: Sequence[TileConfig], say: Say = lambda _: None) -> None:
+def compile_missing(configs: Sequence[GroupedGemmConfig], say: Say = lambda _: None) -> None:
     """Compile what neither the bundle nor the disk has, in processes; one after the other it would take minutes."""
     if not env.jit():
         return
@@ -160,7 +160,7 @@ def compile_missing(configs: Sequence[TileConfig], say: Say = lambda _: None) ->
                 say(f"{config.name}: {reason(failure)}")
 
 
-def is_compiled(config: TileConfig) -> bool:
+def is_compiled(config: GroupedGemmConfig) -> bool:
     """Whether the bundle or the disk has the kernel."""
     directory = env.bundle()
     if directory is not None:
@@ -170,5 +170,5 @@ def is_compiled(config: TileConfig) -> bool:
     return (env.cache_dir() / f"{inputs_of(config).key}.cubin").exists()
 
 
-def _compile(config: TileConfig) -> None:
+def _compile(config: GroupedGemmConfig) -> None:
     get_cubin(config)

@@ -11,13 +11,13 @@ from mxfp8_cutlass import env
 from mxfp8_cutlass.bench.run import is_compiled
 from mxfp8_cutlass.bench.speed import reason
 from mxfp8_cutlass.cache import get_cubin
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
 from mxfp8_cutlass.generator.render import render
-from mxfp8_cutlass.generator.tile_config import TileConfig
 from mxfp8_cutlass.headers import HeadersNotFoundError
 from mxfp8_cutlass.inputs import inputs_of, source_digest
 
 
-def source_of(config: TileConfig) -> str:
+def source_of(config: GroupedGemmConfig) -> str:
     """What a kernel is built from: its key in the cache, or this package's part of it where nothing can be compiled."""
     try:
         return inputs_of(config).key
@@ -25,7 +25,7 @@ def source_of(config: TileConfig) -> str:
         return source_digest(render(config))
 
 
-def missing(configs: Iterable[TileConfig]) -> list[TileConfig]:
+def missing(configs: Iterable[GroupedGemmConfig]) -> list[GroupedGemmConfig]:
     """The kernels that are neither in the bundle nor in the cache; none where nothing can be compiled."""
     if not env.jit():
         return []
@@ -35,7 +35,7 @@ def missing(configs: Iterable[TileConfig]) -> list[TileConfig]:
         return []
 
 
-def compile_all(configs: list[TileConfig], jobs: int, done: Callable[[str], None]) -> dict[str, str]:
+def compile_all(configs: list[GroupedGemmConfig], jobs: int, done: Callable[[str], None]) -> dict[str, str]:
     """Compile into the cache. Returns errors by kernel; `done` is told each kernel that is finished."""
     failures: dict[str, str] = {}
     if not configs:
@@ -56,5 +56,5 @@ def compile_all(configs: list[TileConfig], jobs: int, done: Callable[[str], None
     return failures
 
 
-def _compile(config: TileConfig) -> None:
+def _compile(config: GroupedGemmConfig) -> None:
     get_cubin(config)

@@ -13,7 +13,7 @@ from mxfp8_cutlass.bench.check import sampled_groups, sampled_rows
 from mxfp8_cutlass.bench.methods import ROW_TOLERANCE
 from mxfp8_cutlass.bench.operands import expert_values, values
 from mxfp8_cutlass.bench.workloads import MASKED_ROWS
-from mxfp8_cutlass.generator.tile_config import TileConfig
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
 from mxfp8_cutlass.mxfp8_tensor import BLOCK, DTYPE_NAMES, RUN, MXFP8Tensor
 from mxfp8_cutlass.quantize import fold, quantize
 from mxfp8_cutlass.sweep.problems import Facts, Problem
@@ -34,7 +34,7 @@ class Sample:
 class Prepared:
     """A problem on the device, folded as its kernels need it."""
 
-    run: Callable[[TileConfig], object]
+    run: Callable[[GroupedGemmConfig], object]
     """Computes into `outs`."""
     outs: list[torch.Tensor]
     """(rows, N) each."""
@@ -53,7 +53,7 @@ def prepare(problem: Problem, facts: Facts, device: torch.device, seed: int = 0)
     return (_list if problem.layout == "list" else _stack)(problem, facts, generator)
 
 
-def worst_row(x: Prepared, config: TileConfig) -> float:
+def worst_row(x: Prepared, config: GroupedGemmConfig) -> float:
     """Run a kernel over results of NaN. Returns the largest relative error of a sampled row (Euclidean norms).
 
     Raises:

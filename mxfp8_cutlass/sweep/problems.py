@@ -9,7 +9,7 @@ from typing import Literal
 
 from mxfp8_cutlass.bench.workloads import WORKLOADS, Workload
 from mxfp8_cutlass.cost_model import Candidate
-from mxfp8_cutlass.generator.tile_config import TileConfig
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
 from mxfp8_cutlass.select import check_problem_sizes, rank, rank_stacked, select_kernel, select_stacked
 from mxfp8_cutlass.tuned.table import Shape, shape_of
 
@@ -67,7 +67,7 @@ class Problem:
             return rank(self.sizes, target_sm, **facts)  # type: ignore[arg-type] # Facts has rank's types by name
         return rank_stacked(*self._stacked(), target_sm, facts, split=self.layout == "split")
 
-    def selected(self, target_sm: str, facts: Facts) -> TileConfig:
+    def selected(self, target_sm: str, facts: Facts) -> GroupedGemmConfig:
         """What a call picks as things stand."""
         if self.layout == "list":
             return select_kernel(self.sizes, target_sm, **facts)  # type: ignore[arg-type] # as above

@@ -13,7 +13,7 @@ from mxfp8_cutlass.bench.about import CLOCKS, about, nvidia_smi
 from mxfp8_cutlass.bench.speed import reason
 from mxfp8_cutlass.cache import get_cubin
 from mxfp8_cutlass.cost_model import Candidate
-from mxfp8_cutlass.generator.tile_config import TileConfig
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
 from mxfp8_cutlass.sweep.compiling import compile_all, missing, source_of
 from mxfp8_cutlass.sweep.operands import Prepared, prepare, worst_row
 from mxfp8_cutlass.sweep.problems import Facts, Problem
@@ -168,7 +168,7 @@ class _Problem:
     timer: ReplayTimer
     progress: Progress
 
-    def measure(self, configs: Sequence[TileConfig]) -> None:
+    def measure(self, configs: Sequence[GroupedGemmConfig]) -> None:
         x = prepare(self.outcome.problem, self.plan.facts, self.device)
         replays = {config: replay for config in configs if (replay := self._checked(x, config)) is not None}
         for number in range(self.plan.rounds):
@@ -181,7 +181,7 @@ class _Problem:
         if clocks:
             self.sweep.runs[-1][f"after {self.outcome.problem.name}"] = ", ".join(clocks.values())
 
-    def _checked(self, x: Prepared, config: TileConfig) -> Replay | None:
+    def _checked(self, x: Prepared, config: GroupedGemmConfig) -> Replay | None:
         """Check the kernel's result and capture its launches; None if it fails."""
         record = self._begin(config)
         try:
@@ -197,7 +197,7 @@ class _Problem:
         self._end(f"checked {config.name}")
         return replay
 
-    def _sample(self, replay: Replay, config: TileConfig, *, last: bool) -> bool:
+    def _sample(self, replay: Replay, config: GroupedGemmConfig, *, last: bool) -> bool:
         """Time one replay, if there are too few timings; whether the kernel is still fine."""
         name = config.name
         if self.outcome.is_done(name, self.plan.samples):
@@ -213,7 +213,7 @@ class _Problem:
         self._end(f"{self.outcome.problem.name}: {name}" if not last else f"{self.outcome.problem.name}: last round")
         return True
 
-    def _begin(self, config: TileConfig) -> Record:
+    def _begin(self, config: GroupedGemmConfig) -> Record:
         self.sweep.pending = Pending(*self.outcome.problem.key, config.name)
         self.sweep.save(self.path)
         return self.outcome.records[config.name]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from mxfp8_cutlass.generator.config_space import sm90_configs
+from mxfp8_cutlass.generator.config_space import GroupedGemmConfig, sm90_configs
 from mxfp8_cutlass.generator.tile_config import TileConfig
 
 DIRECTORY = Path(__file__).parent
@@ -84,7 +84,7 @@ class Match:
     """The entry that speaks for a shape, and how far away it is."""
 
     entry: Entry
-    config: TileConfig
+    config: GroupedGemmConfig
     distance: float
 
 
@@ -140,7 +140,7 @@ def stale(table: Table) -> list[Entry]:
     return [entry for entry in table.entries if entry.config not in known]
 
 
-def nearest(table: Table, shape: Shape | None, allowed: Iterable[TileConfig]) -> Match | None:
+def nearest(table: Table, shape: Shape | None, allowed: Iterable[GroupedGemmConfig]) -> Match | None:
     """The entry nearest to a shape among those whose kernel is allowed, however far; None if there is none."""
     if shape is None or not shape.m or not table.entries:
         return None

@@ -125,6 +125,15 @@ def test_explain_ranks_kernels():
     assert "picked by the " in output
 
 
+def test_explain_says_that_nothing_of_blackwell_was_measured():
+    status, output = build("explain", "--target", "100a", "--top", "3", "4096x14336x4096")
+    assert status == 0, output
+    assert output.count("│ sm100_mxfp8_grouped_gemm_") == 3
+    assert "constants: a B200's data sheet and assumptions, not fitted: no SM100 was measured" in output
+    assert "picked by the cost model: sm100_mxfp8_grouped_gemm_" in output
+    assert "no entry to compare with, of 0 in the tuned table" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -101,7 +101,7 @@ def test_batches_are_counted_exactly(m, groups, n, config):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.name[24:48])
 def test_grid_is_whole_clusters_and_fits_the_chip(config, monkeypatch):
-    monkeypatch.setattr(launch, "_multiprocessors", lambda device: 132)
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
     for clusters in (0, 1, 2, 65, 66, 67, 131, 132, 133, 10**6):
         grid = launch._grid(config, clusters, 0)
         assert grid % config.cluster_size == 0

@@ -1,7 +1,8 @@
 // Arrays that an SM100 grouped GEMM reads, an entry for each group, written on the device from offs.
 //
 // Layouts of scales and strides have the bytes of CUTLASS's types; sm100_params.cuh checks their sizes. A group without
-// rows or without contraction has M = 0: no tile, no access to memory.
+// rows or without contraction has M = 0: no tile, no access to memory. The product of a group without contraction is zero,
+// which no tile will write; so this kernel does.
 #pragma once
 
 #include "mxfp8/fp8.cuh"
@@ -20,21 +21,24 @@ struct Sm100ScaleLayout {
 };
 
 // offs cuts the rows of A and out, (m, k) and (m, n), or cuts K of A and B, (m, k) and (n, k), whose groups begin at
-// columns of their own (columns.group_bounds); or is null, for a batch of equal products.
+// columns of their own (columns.group_bounds); or is null, for a batch, whose groups have m rows each or as many of these
+// as counts says.
 struct Sm100ArgumentsParams {
   Sm100Shape* shapes;                           // this and all up to layout_sfb: (groups,)
-  u64 *a, *b, *sfa, *sfb, *out;                 // addresses
+  u64 *a, *b, *sfa, *sfb, *out, *bias;          // addresses
   long long *stride_a, *stride_b, *stride_out;  // from row to row, in elements
   Sm100ScaleLayout *layout_sfa, *layout_sfb;
 
-  u64 base_a, base_b, base_sfa, base_sfb, base_out;
-  const void* offs;     // int32 or int64, the end of each group
-  long long m, n, k;    // of all groups together along the axis that offs cuts
-  long long tokens;     // that offs may reach: m, or those that k has columns for
-  u32 offs_is_int64;
+  u64 base_a, base_b, base_sfa, base_sfb, base_out, base_bias;
+  const void *offs, *counts;  // the end of each group; rows of each; one of these or none
+  long long m, n, k;          // of all groups together along the axis that offs cuts
+  long long tokens;           // that offs may reach: m, or those that k has columns for
+  u32 index_is_int64;         // whether offs or counts is, else int32
   u32 groups;
-  u32 cuts_k;           // whether offs cuts K (an output for each group), else M
-  u32 out_bytes;        // of an element
+  u32 cuts_k;                 // whether offs cuts K (an output for each group), else M
+  u32 out_bytes;              // of an element
+  u32 writes_zeros;           // whether products of groups without contraction are written
+  u32 padding;
 };
 
 namespace sm100 {
@@ -45,11 +49,15 @@ constexpr long long kTileRows = 128, kQuad = 128, kTileBytes = 512;  // a quad i
 
 __device__ inline long long tiles(long long n, long long unit) { return (n + unit - 1) / unit; }
 
-// End of a group within what there is: offs may be wrong, and beyond memory is never what is addressed.
+// An entry of offs or counts within what there is: they may be wrong, and beyond memory is never what is addressed.
+__device__ inline long long index_at(const Sm100ArgumentsParams& p, const void* index, u32 group, long long most) {
+  const long long value = p.index_is_int64 != 0 ? static_cast<const long long*>(index)[group]
+                                                : static_cast<const int*>(index)[group];
+  return value < 0 ? 0 : value > most ? most : value;
+}
+
 __device__ inline long long group_end(const Sm100ArgumentsParams& p, u32 group) {
-  const long long end = p.offs_is_int64 != 0 ? static_cast<const long long*>(p.offs)[group]
-                                             : static_cast<const int*>(p.offs)[group];
-  return end < 0 ? 0 : end > p.tokens ? p.tokens : end;
+  return index_at(p, p.offs, group, p.tokens);
 }
 
 // Scales of (rows, k) within a matrix of blocked scales whose rows of tiles have `stride` quads.
@@ -98,6 +106,7 @@ __device__ inline void write_group(const Sm100ArgumentsParams& p, u32 g, long lo
   p.sfa[g] = p.base_sfa + kTileBytes * at.sfa;
   p.sfb[g] = p.base_sfb + kTileBytes * at.sfb;
   p.out[g] = p.base_out + at.out * p.n * p.out_bytes;
+  p.bias[g] = p.base_bias + g * p.n * p.out_bytes;
   p.stride_a[g] = p.k;
   p.stride_b[g] = p.k;
   p.stride_out[g] = p.n;
@@ -106,7 +115,7 @@ __device__ inline void write_group(const Sm100ArgumentsParams& p, u32 g, long lo
 }
 
 // One CTA writes all groups.
-__device__ inline void write_arguments(const Sm100ArgumentsParams& p) {
+__device__ inline void write_groups(const Sm100ArgumentsParams& p) {
   const u32 per_thread = (p.groups + kThreads - 1) / kThreads;
   const u32 begin = threadIdx.x * per_thread < p.groups ? threadIdx.x * per_thread : p.groups;
   const u32 end = begin + per_thread < p.groups ? begin + per_thread : p.groups;
@@ -114,7 +123,8 @@ __device__ inline void write_arguments(const Sm100ArgumentsParams& p) {
 
   if (p.offs == nullptr) {
     for (u32 g = begin; g < end; ++g) {
-      write_group(p, g, p.m, p.k, {g * p.m, g, 0, g * p.m, g * row_tiles * quads, g * b_tiles});
+      const long long m = p.counts == nullptr ? p.m : index_at(p, p.counts, g, p.m);
+      write_group(p, g, m, p.k, {g * p.m, g, 0, g * p.m, g * row_tiles * quads, g * b_tiles});
     }
   } else if (p.cuts_k != 0) {
     for (u32 g = begin; g < end; ++g) {
@@ -132,6 +142,21 @@ __device__ inline void write_arguments(const Sm100ArgumentsParams& p) {
       tile += static_cast<u32>(tiles(group.size, kTileRows));
     }
   }
+}
+
+// All CTAs share the work. Rows of the output are a multiple of 16 bytes long.
+__device__ inline void write_zeros(const Sm100ArgumentsParams& p) {
+  const long long pieces = p.m * p.n * p.out_bytes / static_cast<long long>(sizeof(uint4));
+  for (u32 g = 0; g < p.groups; ++g) {
+    if (group_of(p, g).size != 0) continue;
+    uint4* out = reinterpret_cast<uint4*>(p.base_out) + g * pieces;
+    for (long long i = blockIdx.x * kThreads + threadIdx.x; i < pieces; i += gridDim.x * kThreads) out[i] = {};
+  }
+}
+
+__device__ inline void write_arguments(const Sm100ArgumentsParams& p) {
+  if (blockIdx.x == 0) write_groups(p);
+  if (p.writes_zeros != 0) write_zeros(p);
 }
 
 }  // namespace sm100

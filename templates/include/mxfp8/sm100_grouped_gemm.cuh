@@ -1,7 +1,8 @@
 // Grouped GEMM for Blackwell: CUTLASS's block-scaled collectives, put together by its builders.
 //
-// D = A * B^T + beta * C for each group, with A (M, K) and B (N, K) in MXFP8, C and D (M, N) of one type. Shapes, pointers,
-// strides and layouts of scales are arrays on the device, an entry for each group. Scales lie in the 128x4 blocked layout.
+// D = A * B^T + bias + beta * C for each group, with A (M, K) and B (N, K) in MXFP8, C and D (M, N) and bias (N) of one type.
+// Shapes, pointers, strides and layouts of scales are arrays on the device, an entry for each group; the bias' may be null.
+// Scales lie in the 128x4 blocked layout.
 // Headers are those that a kernel needs: collective_builder.hpp and gemm_universal.hpp would bring all architectures'.
 #pragma once
 
@@ -22,12 +23,30 @@
 
 namespace mxfp8 {
 
+// CUTLASS unpacks it at run time, which a stride without a member would not allow.
+template <class StrideN>
+using BatchStride = cute::Stride<cute::_0, StrideN, long long>;
+
+// An epilogue's visitors: beta * C + (accumulator + bias), in FP32, rounded once. C is not loaded if beta is 0.
+template <class CtaShape, class Out>
+using BiasAndSource = cutlass::epilogue::fusion::Sm90EVT<
+    cutlass::epilogue::fusion::Sm90Compute<cutlass::homogeneous_multiply_add, Out, float,
+                                           cutlass::FloatRoundStyle::round_to_nearest>,
+    cutlass::epilogue::fusion::Sm90ScalarBroadcast<float, BatchStride<cute::_0>>, cutlass::epilogue::fusion::Sm90SrcFetch<Out>,
+    cutlass::epilogue::fusion::Sm90EVT<
+        cutlass::epilogue::fusion::Sm90Compute<cutlass::plus, float, float,
+                                               cutlass::FloatRoundStyle::round_to_nearest>,
+        cutlass::epilogue::fusion::Sm90RowBroadcast</*Stages=*/0, CtaShape, Out*, float, BatchStride<cute::_1>>,
+        cutlass::epilogue::fusion::Sm90AccFetch>>;
+
 // TileM: rows of a tile, 128 for one SM's MMA, 256 for a pair's.
 template <class ElementA, class ElementB, class Out, int TileM, int TileN, int ClusterM, int ClusterN>
 struct Sm100GroupedGemm {
   static constexpr bool kPair = TileM == 256;
   static constexpr int kAlignmentAB = 16;  // elements: TMA's 16 bytes
   static constexpr int kAlignmentOut = 16 / sizeof(Out);
+  static constexpr bool kBlockScaled = true;
+  using Bias = Out;
 
   using Arch = cutlass::arch::Sm100;
   using OpClass = cutlass::arch::OpClassBlockScaledTensorOp;
@@ -45,9 +64,10 @@ struct Sm100GroupedGemm {
   // its 512 columns for scales, which take 12.
   using EpilogueTile = cute::conditional_t<(TileN > 128), cute::Shape<cute::_128, cute::_32>,
                                            cutlass::epilogue::collective::EpilogueTileAuto>;
+  using CtaShape = cute::Shape<cute::_128, cute::Int<TileN>, cute::_128>;
   using Epilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
       Arch, OpClass, TileShape, ClusterShape, EpilogueTile, float, float, Out, RowMajor, kAlignmentOut,
-      Out, RowMajor, kAlignmentOut, EpilogueSchedule>::CollectiveOp;
+      Out, RowMajor, kAlignmentOut, EpilogueSchedule, BiasAndSource<CtaShape, Out>>::CollectiveOp;
   using Stages = cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename Epilogue::SharedStorage))>;
   using Mainloop = typename cutlass::gemm::collective::CollectiveBuilder<
       Arch, OpClass, cutlass::mx_float8_t<ElementA>, RowMajor, kAlignmentAB, cutlass::mx_float8_t<ElementB>, ColumnMajor,

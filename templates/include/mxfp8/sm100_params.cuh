@@ -18,7 +18,7 @@ using cuda::std::is_const_v;  // of the scheduler's host code
 namespace mxfp8 {
 
 struct Sm100BuildParams {
-  Sm100ArgumentsParams arrays;  // of which the arrays' addresses and `groups` matter
+  Sm100ArgumentsParams arrays;  // of which the arrays' addresses (bias: null if there is none) and `groups` matter
   u8* params;                   // room for the parameters, kSm100ParamsBytes, aligned to 128
   u64* facts;                   // (6,): bytes of parameters, of workspace, of shared memory, grid x, y, z
   void* workspace;
@@ -37,8 +37,6 @@ CUTLASS_HOST_DEVICE void build_params(const Sm100BuildParams& build) {
   static_assert(sizeof(typename Kernel::InternalStrideA) == sizeof(long long));
   static_assert(sizeof(typename Kernel::InternalStrideB) == sizeof(long long));
   static_assert(sizeof(typename Kernel::InternalStrideD) == sizeof(long long));
-  static_assert(sizeof(typename Gemm::Mainloop::InternalLayoutSFA) == sizeof(Sm100ScaleLayout));
-  static_assert(sizeof(typename Gemm::Mainloop::InternalLayoutSFB) == sizeof(Sm100ScaleLayout));
   static_assert(sizeof(typename Gemm::Shape) == sizeof(Sm100Shape));
 
   const Sm100ArgumentsParams& x = build.arrays;
@@ -50,13 +48,17 @@ CUTLASS_HOST_DEVICE void build_params(const Sm100BuildParams& build) {
   mainloop.dA = reinterpret_cast<decltype(mainloop.dA)>(x.stride_a);
   mainloop.ptr_B = reinterpret_cast<decltype(mainloop.ptr_B)>(x.b);
   mainloop.dB = reinterpret_cast<decltype(mainloop.dB)>(x.stride_b);
-  mainloop.ptr_SFA = reinterpret_cast<decltype(mainloop.ptr_SFA)>(x.sfa);
-  mainloop.layout_SFA = reinterpret_cast<decltype(mainloop.layout_SFA)>(x.layout_sfa);
-  mainloop.ptr_SFB = reinterpret_cast<decltype(mainloop.ptr_SFB)>(x.sfb);
-  mainloop.layout_SFB = reinterpret_cast<decltype(mainloop.layout_SFB)>(x.layout_sfb);
+  if constexpr (Gemm::kBlockScaled) {
+    static_assert(sizeof(typename Gemm::Mainloop::InternalLayoutSFA) == sizeof(Sm100ScaleLayout));
+    static_assert(sizeof(typename Gemm::Mainloop::InternalLayoutSFB) == sizeof(Sm100ScaleLayout));
+    mainloop.ptr_SFA = reinterpret_cast<decltype(mainloop.ptr_SFA)>(x.sfa);
+    mainloop.layout_SFA = reinterpret_cast<decltype(mainloop.layout_SFA)>(x.layout_sfa);
+    mainloop.ptr_SFB = reinterpret_cast<decltype(mainloop.ptr_SFB)>(x.sfb);
+    mainloop.layout_SFB = reinterpret_cast<decltype(mainloop.layout_SFB)>(x.layout_sfb);
+  }
   auto& epilogue = arguments.epilogue;
-  epilogue.thread.alpha = 1;
-  epilogue.thread.beta = build.beta;
+  // As BiasAndSource nests: beta, C, (bias, accumulator, their sum), the whole.
+  epilogue.thread = {{{build.beta}}, {}, {{reinterpret_cast<typename Gemm::Bias const* const*>(x.bias)}, {}, {}}, {}};
   epilogue.ptr_C = reinterpret_cast<decltype(epilogue.ptr_C)>(x.out);
   epilogue.dC = reinterpret_cast<decltype(epilogue.dC)>(x.stride_out);
   epilogue.ptr_D = reinterpret_cast<decltype(epilogue.ptr_D)>(x.out);
