@@ -13,7 +13,7 @@ from mxfp8_cutlass.columnwise import both_directions
 from mxfp8_cutlass.kernel import target_of
 from mxfp8_cutlass.mxfp8_tensor import BLOCK, FP8_DTYPES, SCALE_DTYPES, MXFP8Tensor, check_blocked
 from mxfp8_cutlass.quantize import fold
-from mxfp8_cutlass.scale_layout import swizzle_scales, swizzled_shape, unswizzle_scales
+from mxfp8_cutlass.scale_layout import swizzled_shape
 
 TARGETS = ("90a", "100a")
 
@@ -94,15 +94,6 @@ class GroupedMXFP8:
         )
 
 
-class Rowwise(NamedTuple):
-    """What prepare_rowwise returns: elements, and scales as the device's GEMM reads them."""
-
-    data: torch.Tensor
-    scale: torch.Tensor
-    tensor: MXFP8Tensor | None
-    """For Hopper and the CPU: the operand of grouped_mm. None where the scales are swizzled, for Blackwell."""
-
-
 class Requantized(NamedTuple):
     """What requantize_columnwise returns: None for what was not asked for."""
 
@@ -113,7 +104,7 @@ class Requantized(NamedTuple):
 
 def prepare_rowwise(
     x: GroupedMXFP8, dtype: torch.dtype = torch.float8_e4m3fn, *, target_sm: Literal["90a", "100a"] | None = None
-) -> Rowwise:
+) -> MXFP8Tensor:
     """Make the operand of forward, or of dgrad for an output gradient: data as they are, scales as the GEMM reads them.
 
     "90a" (Hopper, and the CPU): compact scales, folded per run of 128 into new tensors; swizzled ones are first brought
@@ -132,12 +123,10 @@ def prepare_rowwise(
     target = _target_of(x.device) if target_sm is None else target_sm
     if target not in TARGETS:
         raise ValueError(f"target_sm is {target_sm!r}: it must be one of {', '.join(TARGETS)}")
+    tensor = MXFP8Tensor(data, scale, swizzled=x.swizzled, offs=x.offs if x.swizzled else None)
     if target == "100a":
-        return Rowwise(data, scale if x.swizzled else swizzle_scales(scale, x.offs), None)
-    if x.swizzled:
-        scale = unswizzle_scales(scale, (data.shape[0], data.shape[1] // BLOCK), x.offs)
-    tensor = fold(MXFP8Tensor.unchecked(data, scale))
-    return Rowwise(tensor.data, tensor.scale, tensor)
+        return tensor.swizzle(x.offs)
+    return fold(tensor.unswizzle())
 
 
 def requantize_columnwise(

@@ -20,10 +20,8 @@ from mxfp8_cutlass.grouped_mm import grouped_mm
 from mxfp8_cutlass.grouped_mxfp8 import GroupedMXFP8, dequantize_rowwise, prepare_rowwise, requantize_columnwise
 from mxfp8_cutlass.high_precision import grouped_mm_of_rows
 from mxfp8_cutlass.mxfp8_tensor import BLOCK, RUN, TILE_ROWS, MXFP8Tensor
+from mxfp8_cutlass.operands import folds_for
 from mxfp8_cutlass.weight_cache import Scaling, quantized_weight
-
-LHS_ROWS, RHS_ROWS = 1, TILE_ROWS
-"""How far a product's operands are folded, for Hopper's fastest kernels: the first per run, the second to tiles."""
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """A column-wise operand: elements, scales, tile scales (empty unless folded to tiles)."""
@@ -55,14 +53,15 @@ def forward(
     for the gradients alone.
     """
     rule = cast("Scaling", scaling)
-    columns = RHS_ROWS if save and wgrad == "mxfp8" and x_data is None else None
+    first, second = folds_for(x.device)
+    columns = second if save and wgrad == "mxfp8" and x_data is None else None
     column_part = None
     if x_data is None or x_scale is None:
-        parts = both_directions(x, offs, dtype, rule, rowwise=LHS_ROWS, columnwise=columns)
+        parts = both_directions(x, offs, dtype, rule, rowwise=first, columnwise=columns)
         rows, column_part = cast("MXFP8Tensor", parts.rowwise), parts.columnwise
     else:
         arrived = GroupedMXFP8(x_data.view(dtype), x_scale, offs, swizzled=swizzled)
-        rows = cast("MXFP8Tensor", prepare_rowwise(arrived, dtype, target_sm="90a").tensor)
+        rows = prepare_rowwise(arrived, dtype)
     quantized = quantized_weight(weight, dtype, rule, transposed=False, both=input_grad, cache=cache)
     added = bias.to(x.dtype).contiguous() if bias is not None and bias_scale is None else None
     y = grouped_mm(rows, quantized, offs, bias=added, out_dtype=x.dtype)
@@ -93,7 +92,7 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     columns = save and wgrad == "mxfp8" and x_data is None
     y = x.new_empty((x.shape[0], weight.shape[1]))
-    return (y, *_empty_parts(x, offs, RHS_ROWS if columns else None))
+    return (y, *_empty_parts(x, offs, folds_for(x.device)[1] if columns else None))
 
 
 @custom_op("mxfp8_cutlass::grouped_linear_backward", mutates_args=())
@@ -111,13 +110,14 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """DX if there is a weight, dY as columns, and the bias gradient in float32, from one read of dY."""
     rule = cast("Scaling", scaling)
+    first, _ = folds_for(dy.device)
     parts = both_directions(
         dy,
         offs,
         grad_dtype,
         rule,
-        rowwise=None if weight is None else LHS_ROWS,
-        columnwise=LHS_ROWS if columnwise else None,
+        rowwise=None if weight is None else first,
+        columnwise=first if columnwise else None,
         bias_grad=bias_grad,
         bias_scale=bias_scale if bias_grad else None,
     )
@@ -144,7 +144,7 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     dx = dy.new_empty((0,) if weight is None else (dy.shape[0], weight.shape[2]))
     sums = dy.new_empty((offs.shape[0], dy.shape[1]) if bias_grad else (0,), dtype=torch.float32)
-    return (dx, *_empty_parts(dy, offs, LHS_ROWS if columnwise else None), sums)
+    return (dx, *_empty_parts(dy, offs, folds_for(dy.device)[0] if columnwise else None), sums)
 
 
 @custom_op("mxfp8_cutlass::weight_grad", mutates_args=())
@@ -221,11 +221,12 @@ def _weight_grad(
     if len(dy) == 1:
         rows = x[0] if arrived is None else dequantize_rowwise(arrived, dtype)
         return grouped_mm_of_rows(dy[0], rows, offs, out_dtype=out_dtype, out=out, accumulate=accumulate)
-    lhs = _columns_of(dy, grad_dtype, LHS_ROWS, offs, tokens)
+    first, second = folds_for(offs.device)
+    lhs = _columns_of(dy, grad_dtype, first, offs, tokens)
     if arrived is None:
-        rhs = _columns_of(x, dtype, RHS_ROWS, offs, tokens)
+        rhs = _columns_of(x, dtype, second, offs, tokens)
     else:
-        rhs = requantize_columnwise(arrived, dtype, cast("Scaling", scaling), fold_rows=RHS_ROWS).columnwise
+        rhs = requantize_columnwise(arrived, dtype, cast("Scaling", scaling), fold_rows=second).columnwise
     return grouped_mm_columnwise(lhs, rhs, offs, out_dtype=out_dtype, out=out, accumulate=accumulate)
 
 

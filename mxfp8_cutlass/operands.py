@@ -12,6 +12,7 @@ import torch
 from mxfp8_cutlass import checks
 from mxfp8_cutlass.generator.config_space import GroupedGemmConfig
 from mxfp8_cutlass.generator.sm100_config import Sm100Config
+from mxfp8_cutlass.kernel import target_of
 from mxfp8_cutlass.launch import Addresses
 from mxfp8_cutlass.mxfp8_tensor import DTYPE_NAMES, RUN, TILE_ROWS, MXFP8Tensor
 from mxfp8_cutlass.quantize import fold
@@ -37,6 +38,13 @@ def facts_of(a: MXFP8Tensor, b: MXFP8Tensor, dtype: torch.dtype, target_sm: str 
         return types
     sfb_rows = 1 if exact or b.folded == 1 else TILE_ROWS
     return {"promotion_k": 32 if exact else RUN, "sfb_rows": sfb_rows, **types}
+
+
+def folds_for(device: torch.device) -> tuple[int, int]:
+    """How far a product's operands are best folded: on Hopper the first per run and the second to tiles."""
+    if device.type == "cuda" and target_of(device) == "100a":
+        return 0, 0
+    return 1, TILE_ROWS
 
 
 def is_ready(config: GroupedGemmConfig, a: MXFP8Tensor, b: MXFP8Tensor) -> bool:

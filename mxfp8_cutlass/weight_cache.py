@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 from weakref import WeakValueDictionary
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from mxfp8_cutlass.columnwise import quantize_both
-from mxfp8_cutlass.mxfp8_tensor import TILE_ROWS, MXFP8Tensor
+from mxfp8_cutlass.columnwise import both_directions
+from mxfp8_cutlass.mxfp8_tensor import MXFP8Tensor
+from mxfp8_cutlass.operands import folds_for
 from mxfp8_cutlass.quantize import fold, quantize
 
 Scaling = Literal["rceil", "floor"]
@@ -95,7 +96,7 @@ def quantized_weight(
     both: bool = False,
     cache: int = 0,
 ) -> MXFP8Tensor:
-    """(G, N, K) along K, or transposed, (G, K, N) along N; folded to tiles.
+    """(G, N, K) along K, or transposed, (G, K, N) along N; folded to tiles, or for Blackwell swizzled.
 
     both: whether the other direction will be asked for too, so that one read of the weight may do.
     cache: the handle of a WeightCache, or 0.
@@ -110,8 +111,11 @@ def quantized_weight(
 def _quantized(
     weight: torch.Tensor, dtype: torch.dtype, scaling: Scaling, *, transposed: bool, both: bool
 ) -> dict[bool, MXFP8Tensor]:
-    if both:
-        parts = quantize_both(weight, None, dtype, scaling, fold_rows=TILE_ROWS, columnwise_fold_rows=TILE_ROWS)
-        if isinstance(parts.columnwise, MXFP8Tensor):
-            return {False: parts.rowwise, True: parts.columnwise}
-    return {transposed: fold(quantize(weight, dtype, scaling, dim=-2 if transposed else -1), TILE_ROWS)}
+    _, rows = folds_for(weight.device)
+    if both or transposed:
+        parts = both_directions(weight, None, dtype, scaling, rowwise=rows if both else None, columnwise=rows)
+        found = {False: parts.rowwise, True: cast("MXFP8Tensor", parts.columnwise)}
+    else:
+        quantized = quantize(weight, dtype, scaling)
+        found = {False: fold(quantized, rows) if rows else quantized}
+    return {way: x if rows else x.swizzle() for way, x in found.items() if x is not None}
