@@ -10,7 +10,7 @@ from itertools import product
 from mxfp8_cutlass.generator.elementwise_config import elementwise_configs, swizzle_configs
 from mxfp8_cutlass.generator.render import KernelConfig
 from mxfp8_cutlass.generator.sm100_config import Sm100Config, sm100_configs
-from mxfp8_cutlass.generator.sm100_launch_config import Sm100ArgumentsConfig
+from mxfp8_cutlass.generator.sm100_launch_config import Sm100ArgumentsConfig, Sm100ParamsConfig
 from mxfp8_cutlass.generator.tile_config import CUDA_OUTPUT, CUTLASS_ELEMENT, TileConfig
 
 GroupedGemmConfig = TileConfig | Sm100Config
@@ -83,7 +83,9 @@ def sm90_k_group_configs() -> tuple[TileConfig, ...]:
 @cache
 def all_configs(target_sm: str) -> tuple[KernelConfig, ...]:
     """Every kernel of a target: grouped GEMM, quantize, fold, dequantize, swizzle and unswizzle scales."""
-    gemms: tuple[KernelConfig, ...] = (*sm100_configs(), Sm100ArgumentsConfig(target_sm))
     if target_sm == "90a":
-        gemms = (*sm90_configs(), *sm90_k_group_configs())
+        gemms: tuple[KernelConfig, ...] = (*sm90_configs(), *sm90_k_group_configs())
+    else:
+        builders = (Sm100ParamsConfig(target_sm, gemm) for gemm in sm100_configs())
+        gemms = (*sm100_configs(), *builders, Sm100ArgumentsConfig(target_sm))
     return (*gemms, *elementwise_configs(target_sm), *swizzle_configs(target_sm))
