@@ -5,6 +5,7 @@ from __future__ import annotations
 from mxfp8_cutlass.columns import ColumnwiseMXFP8
 from mxfp8_cutlass.columnwise import quantize_both, quantize_columnwise
 from mxfp8_cutlass.delayed_wgrad import DelayedWgrad
+from mxfp8_cutlass.generator.sm100_config import Sm100Config
 from mxfp8_cutlass.generator.tile_config import TileConfig
 from mxfp8_cutlass.grouped_gemm import grouped_gemm
 from mxfp8_cutlass.grouped_linear import grouped_linear
@@ -24,6 +25,7 @@ __all__ = [
     "GroupedLinear",
     "GroupedMXFP8",
     "MXFP8Tensor",
+    "Sm100Config",
     "TileConfig",
     "WeightCache",
     "dequantize",
