@@ -64,6 +64,19 @@ def test_batched(device, M):
         run(a, b, exact=exact)
 
 
+def test_swizzled_scales(device):
+    a, b = operand((267, 544), E4M3, 1, device), operand((6, 208, 544), E4M3, 2, device)
+    offs = offsets(RAGGED, device)
+    rows = int(offs[-1])
+    for exact in (False, True):
+        want = mx.grouped_mm(a, b, offs, exact=exact)[:rows]
+        for x, w in ((a.swizzle(offs), b), (a, b.swizzle()), (a.swizzle(offs), b.swizzle())):
+            assert torch.equal(mx.grouped_mm(x, w, offs, exact=exact)[:rows], want)
+    for wrong, laid_out in ((a.swizzle(), "each matrix"), (a.swizzle(offs[-2:].contiguous()), "2 groups of rows")):
+        with pytest.raises(ValueError, match=f"a has scales swizzled for {laid_out}: .* 6 groups of rows"):
+            mx.grouped_mm(wrong, b, offs)
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("out_dtype", OUTPUTS, ids=str)
