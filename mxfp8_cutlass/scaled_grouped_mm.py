@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from mxfp8_cutlass.columns import check_offs, columns_of_rows
+from mxfp8_cutlass.columns import ColumnwiseMXFP8, check_offs, columns_of_rows
 from mxfp8_cutlass.grouped_mm import grouped_mm
-from mxfp8_cutlass.mxfp8_tensor import BLOCK, FP8_DTYPES, SCALE_DTYPES, MXFP8Tensor
+from mxfp8_cutlass.mxfp8_tensor import BLOCK, FP8_DTYPES, SCALE_DTYPES, MXFP8Tensor, scale_shape
 from mxfp8_cutlass.scale_layout import Groups, swizzled_shape, unswizzle_scales
 
 RECIPE, PLAIN, SWIZZLED = "BlockWise1x32", "NO_SWIZZLE", "SWIZZLE_32_4_4"
@@ -68,15 +68,34 @@ def scaled_grouped_mm(
         if offs is None:
             raise ValueError("offs is None and mat_b is 2D: it must be the end of each group along K")
         check_offs(offs, "mat_a", mat_a.device)
-        blocks: Groups = "blocks"
-        lhs = columns_of_rows(mat_a, _compact("scale_a", first, mat_a, swizzled[0], offs, blocks), offs)
-        rhs = columns_of_rows(rows, _compact("scale_b", second, rows, swizzled[1], offs, blocks), offs)
+        lhs = _columns("scale_a", first, mat_a, offs, swizzled=swizzled[0])
+        rhs = _columns("scale_b", second, rows, offs, swizzled=swizzled[1])
         return grouped_mm(lhs, rhs, offs, out_dtype=dtype)
     if offs is not None:
         check_offs(offs, "mat_a", mat_a.device)
-    a = MXFP8Tensor(mat_a, _compact("scale_a", first, mat_a, swizzled[0], offs if mat_a.ndim == 2 else None, "rows"))
-    b = MXFP8Tensor(rows, _compact("scale_b", second, rows, swizzled[1], None, "rows"))
+    a = _rows("scale_a", first, mat_a, offs if mat_a.ndim == 2 else None, swizzled=swizzled[0])
+    b = _rows("scale_b", second, rows, None, swizzled=swizzled[1])
     return grouped_mm(a, b, offs, bias=bias, out_dtype=dtype)
+
+
+def _rows(name: str, scale: object, data: torch.Tensor, offs: torch.Tensor | None, *, swizzled: bool) -> MXFP8Tensor:
+    """An operand of which offs, if given, cuts the rows; its scales stay in the layout that they have."""
+    compact = scale_shape(data.shape)
+    checked = _checked_scale(name, scale, data)
+    if not swizzled:
+        return MXFP8Tensor(data, _compact(name, checked, compact, compact))
+    return MXFP8Tensor(data, _blocked(name, checked, compact, offs, "rows"), swizzled=True, offs=offs)
+
+
+def _columns(name: str, scale: object, data: torch.Tensor, offs: torch.Tensor, *, swizzled: bool) -> ColumnwiseMXFP8:
+    """An operand of which offs cuts K."""
+    n, k = data.shape
+    most = n, k // BLOCK + min(k, offs.shape[0])  # groups of any sizes begin as many blocks
+    checked = _checked_scale(name, scale, data)
+    if not swizzled:
+        return columns_of_rows(data, _compact(name, checked, (n, -(-k // BLOCK)), most), offs)
+    blocked = _blocked(name, checked, most, offs, "blocks")
+    return columns_of_rows(data, unswizzle_scales(blocked, most, offs, groups="blocks"), offs)
 
 
 def _only(name: str, value: object) -> object:
@@ -124,38 +143,35 @@ def _rows_of_b(mat_a: torch.Tensor, mat_b: torch.Tensor, contraction_dim: Sequen
     return rows
 
 
-def _compact(
-    name: str,
-    scale: object,
-    rows: torch.Tensor,
-    swizzled: bool,  # noqa: FBT001
-    offs: torch.Tensor | None,
-    groups: Groups,
-) -> torch.Tensor:
-    """Scale bytes (..., R, blocks) of `rows` (..., R, K)."""
+def _checked_scale(name: str, scale: object, data: torch.Tensor) -> torch.Tensor:
+    """The scales of an operand as bytes, after checking all but their shape."""
     if not isinstance(scale, torch.Tensor):
         raise TypeError(f"{name} is a {type(scale).__name__}: it must be a torch.Tensor")
     if scale.dtype not in SCALE_DTYPES:
         raise TypeError(f"{name} has dtype {scale.dtype}: it must be float8_e8m0fnu or uint8")
+    if scale.device != data.device:
+        raise ValueError(f"{name} is on {scale.device}: it must be on {data.device}, as its elements are")
     if not scale.is_contiguous():
         raise ValueError(f"{name} has strides {tuple(scale.stride())}: it must be contiguous")
-    *batch, n, k = rows.shape
-    blocks = -(-k // BLOCK)
-    if offs is not None and groups == "blocks":
-        blocks = k // BLOCK + min(k, offs.shape[0])  # groups of any sizes begin as many blocks
-    scale = scale.view(torch.uint8)
-    if not swizzled:
-        most = (*batch, n, blocks)
-        least = (*batch, n, -(-k // BLOCK))
-        if scale.ndim != len(most) or scale.shape[:-1] != most[:-1] or not least[-1] <= scale.shape[-1] <= most[-1]:
-            raise ValueError(f"{name} has shape {tuple(scale.shape)}: compact scales have {least}")
-        return scale
-    compact = (*batch, n, blocks)
+    return scale.view(torch.uint8)
+
+
+def _compact(name: str, scale: torch.Tensor, least: tuple[int, ...], most: tuple[int, ...]) -> torch.Tensor:
+    """Compact scales, of a shape between these two, which differ in the last axis alone."""
+    if scale.ndim != len(most) or scale.shape[:-1] != most[:-1] or not least[-1] <= scale.shape[-1] <= most[-1]:
+        raise ValueError(f"{name} has shape {tuple(scale.shape)}: compact scales have {least}")
+    return scale
+
+
+def _blocked(
+    name: str, scale: torch.Tensor, compact: tuple[int, ...], offs: torch.Tensor | None, groups: Groups
+) -> torch.Tensor:
+    """Swizzled scales, of the shape that `swizzle_scales` gives compact ones of a shape."""
     shape = swizzled_shape(compact, None if offs is None else offs.shape[0], groups)
     needed = torch.Size(shape).numel()
     flat = scale.flatten()
-    if batch and flat.numel() != needed:
-        raise ValueError(f"{name} has {flat.numel()} bytes: matrices of shape {tuple(rows.shape)} have {needed}")
+    if len(compact) == 3 and flat.numel() != needed:
+        raise ValueError(f"{name} has {flat.numel()} bytes: matrices with scales of shape {compact} have {needed}")
     # Another buffer may have room for other worst cases; what the groups do use lies at the same place.
     flat = flat[:needed] if flat.numel() >= needed else torch.nn.functional.pad(flat, (0, needed - flat.numel()))
-    return unswizzle_scales(flat.view(shape), compact, offs, groups=groups)
+    return flat.view(shape)

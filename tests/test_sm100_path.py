@@ -89,6 +89,15 @@ def test_kernel_is_the_selected_one(loaded):
     assert loaded[0] == select_kernel([(256, 256, 256)] * 2, "100a")
 
 
+def test_swizzled_scales_are_read_as_they_are(loaded, monkeypatch):
+    sizes = [40, 0, 130, 1]
+    a, b, offs = operand((171, 288), seed=1), operand((4, 48, 288), seed=2), on_cuda(offsets(sizes))
+    want = mx.grouped_mm(on_cuda(a), on_cuda(b), offs)
+    x, w = on_cuda(a).swizzle(offs), on_cuda(b).swizzle()
+    monkeypatch.setattr(scale_layout, "launch", None)
+    assert torch.equal(mx.grouped_mm(x, w, offs), want)
+
+
 def test_batch(loaded):
     a, b = operand((3, 130, 160), seed=1), operand((3, 32, 160), seed=2)
     out = mx.grouped_mm(on_cuda(a), on_cuda(b), out_dtype=torch.float32)
