@@ -38,7 +38,8 @@ class FeedForward:
     def save(self, path: Path) -> None:
         """Write a NumPy archive, for machines that lack the extra."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(path, **{field.name: getattr(self, field.name).numpy() for field in fields(self)})
+        with path.open("wb") as file:  # given a name, NumPy would append .npz to another suffix
+            np.savez(file, **{field.name: getattr(self, field.name).numpy() for field in fields(self)})
 
     @classmethod
     def read(cls, path: Path) -> FeedForward:
