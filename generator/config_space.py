@@ -82,7 +82,7 @@ def sm90_k_group_configs() -> tuple[TileConfig, ...]:
 
 @cache
 def all_configs(target_sm: str) -> tuple[KernelConfig, ...]:
-    """Every kernel of a target: grouped GEMM, quantize, fold, dequantize, swizzle and unswizzle scales."""
+    """Every kernel of a target: grouped GEMM, what prepares its launch, quantize, fold, dequantize, swizzle."""
     if target_sm == "90a":
         gemms: tuple[KernelConfig, ...] = (*sm90_configs(), *sm90_k_group_configs())
     else:

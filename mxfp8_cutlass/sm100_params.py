@@ -151,16 +151,13 @@ def relocatable(first: Built, second: Built) -> Parameter:
     """
     data, addresses = bytearray(first.params), []
     words = zip(struct.iter_unpack("<Q", first.params), struct.iter_unpack("<Q", second.params), strict=True)
-    for i, ((one,), (two,)) in enumerate(words):
-        if one == two:
-            continue
+    for place, ((one,), (two,)) in zip(range(0, len(data), 8), words, strict=True):
         if two - one == STARTS[1] - STARTS[0]:
-            struct.pack_into("<Q", data, 8 * i, one - STARTS[0])
-            addresses.append(8 * i)
-            continue
-        for at in range(8 * i, 8 * i + 8):
-            if data[at] != second.params[at]:
-                data[at] = 0
+            struct.pack_into("<Q", data, place, one - STARTS[0])
+            addresses.append(place)
+        else:
+            for at in range(place, place + 8):
+                data[at] = data[at] if data[at] == second.params[at] else 0
     return Parameter(bytes(data), tuple(addresses), first.facts)
 
 
