@@ -11,9 +11,8 @@ from mxfp8_cutlass.checks import row_ends
 from mxfp8_cutlass.columns import ColumnwiseMXFP8, check_offs
 from mxfp8_cutlass.columnwise import both_directions
 from mxfp8_cutlass.kernel import target_of
-from mxfp8_cutlass.mxfp8_tensor import BLOCK, FP8_DTYPES, SCALE_DTYPES, MXFP8Tensor, check_blocked
+from mxfp8_cutlass.mxfp8_tensor import FP8_DTYPES, MXFP8Tensor
 from mxfp8_cutlass.quantize import fold
-from mxfp8_cutlass.scale_layout import swizzled_shape
 
 TARGETS = ("90a", "100a")
 
@@ -53,7 +52,10 @@ class GroupedMXFP8:
         if columnwise is not None and not isinstance(columnwise, ColumnwiseMXFP8):
             raise TypeError(f"columnwise is a {type(columnwise).__name__}: it must be a ColumnwiseMXFP8")
         if data is not None and scale is not None:
-            _check_rowwise(data, scale, offs, swizzled=swizzled)
+            rowwise = MXFP8Tensor(data, scale, swizzled=swizzled, offs=offs if swizzled else None)
+            if rowwise.ndim != 2:
+                raise ValueError(f"data has shape {tuple(data.shape)}: it must be (M, K)")
+            check_offs(offs, "data", data.device)
             if columnwise is not None and columnwise.shape != data.mT.shape:
                 raise ValueError(f"columnwise has shape {tuple(columnwise.shape)}: data has {tuple(data.shape)}")
             if carrier is not None and carrier.shape != data.shape:
@@ -203,27 +205,3 @@ def _target_of(device: torch.device) -> str:
 
 def _given(x: object) -> str:
     return "None" if x is None else "given"
-
-
-def _check_rowwise(data: torch.Tensor, scale: torch.Tensor, offs: torch.Tensor, *, swizzled: bool) -> None:
-    if not isinstance(data, torch.Tensor):
-        raise TypeError(f"data is a {type(data).__name__}: it must be a torch.Tensor")
-    if data.dtype not in FP8_DTYPES:
-        raise TypeError(f"data has dtype {data.dtype}: it must be float8_e4m3fn or float8_e5m2")
-    check_blocked("data", data)
-    if data.ndim != 2:
-        raise ValueError(f"data has shape {tuple(data.shape)}: it must be (M, K)")
-    check_offs(offs, "data", data.device)
-    if not isinstance(scale, torch.Tensor):
-        raise TypeError(f"scale is a {type(scale).__name__}: it must be a torch.Tensor")
-    if scale.dtype not in SCALE_DTYPES:
-        raise TypeError(f"scale has dtype {scale.dtype}: it must be float8_e8m0fnu or uint8")
-    compact = (data.shape[0], data.shape[1] // BLOCK)
-    shape = swizzled_shape(compact, offs.shape[0]) if swizzled else compact
-    if tuple(scale.shape) != shape:
-        layout = "swizzled" if swizzled else "compact"
-        raise ValueError(f"scale has shape {tuple(scale.shape)}: {layout} scales of these groups have {shape}")
-    if scale.device != data.device:
-        raise ValueError(f"scale is on {scale.device}: it must be on the device of data, {data.device}")
-    if not scale.is_contiguous():
-        raise ValueError(f"scale has strides {tuple(scale.stride())}: it must be contiguous")
